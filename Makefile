@@ -206,7 +206,7 @@ clean:
 	rm -rf build train_llama3
 
 text: setup
-	$(VENV) -m llamac.data stdlib
+	$(VENV) -m llamac data stdlib
 
 # The Python package with its compiled modules, as `pip install -e .` gives it to a user.
 native: setup-test

@@ -1,7 +1,7 @@
 """Llama 3 in plain PyTorch: the model, its training, and the reference for the C program.
 
     python train_llama3.py              write the reference tensors of the test models to data/reference/
-    python train_llama3.py --matmul-dtype fp8     the same with products in fp8 (llamac/fp8_reference.py)
+    python train_llama3.py --matmul-dtype fp8   the same in fp8 (llamac/training/fp8_reference.py)
     python train_llama3.py --train ...  train in the C program's data order (--help lists the flags)
     torchrun --nproc-per-node N -- train_llama3.py --train ...  the same on N devices, with FSDP2
 
@@ -29,15 +29,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from llamac.block import ACTIVATIONS, BLOCK
-from llamac.config import Config, load_config, rope_frequencies
-from llamac.errors import run
-from llamac.options import Options
-from llamac.schedule import learning_rate
+from llamac.base.errors import run
+from llamac.model.block import ACTIVATIONS, BLOCK
+from llamac.model.config import Config, load_config, rope_frequencies
 from llamac.training import references
 from llamac.training import run as training
+from llamac.training.options import Options
 from llamac.training.ranks import DTYPES, across_ranks, sharded_gradients, world
 from llamac.training.rounding import random_bits, stochastic_round, upload
+from llamac.training.schedule import learning_rate
 from llamac.training.trace import block_tensors, traced
 from llamac.training.weights import Part, parts
 
@@ -76,9 +76,9 @@ def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) ->
     """cos and sin of RoPE's angles (Su et al. 2021), each [T,1,HD/2]: one per position and pair of channels.
 
     Pair i turns by theta^(-2i/HD) radians per position, or less in a model that was stretched to a longer
-    context than that of its first training (rope_frequencies() in llamac/config.py). Angles are computed in
-    double: in fp32 they are off by 0.004 radians at position 131,071. YaRN also multiplies cos and sin by a
-    factor.
+    context than that of its first training (rope_frequencies() in llamac/model/config.py). Angles are
+    computed in double: in fp32 they are off by 0.004 radians at position 131,071. YaRN also multiplies cos
+    and sin by a factor.
     """
     scaling = config.rope_scaling
     frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling)
@@ -189,7 +189,7 @@ class RMSNorm(nn.Module):
 
 
 class Linears(nn.Module):
-    """The linears of a half of the block, by the table in llamac/block.py."""
+    """The linears of a half of the block, by the table in llamac/model/block.py."""
 
     def __init__(self, config: Config, half: str):
         super().__init__()

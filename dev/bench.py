@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from llamac.base.version import provenance, provenance_text
 from llamac.bench.report import markdown
-from llamac.version import provenance, provenance_text
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = {"benchmark"}  # sources of dev/hip that are no program

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from llamac.version import provenance, provenance_text
+from llamac.base.version import provenance, provenance_text
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 5  # first steps left out: pages are touched, threads are started, PyTorch fills its caches

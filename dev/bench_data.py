@@ -1,4 +1,4 @@
-"""Tokenizing JSON lines: `python -m llamac.data` with two workers and with one, beside `datasets.map`
+"""Tokenizing JSON lines: `llamac data` with two workers and with one, beside `datasets.map`
 (batched, 1,000 rows per batch, two processes), with the same tokenizer of 128,000 tokens, which is trained on
 the text.
 
@@ -66,7 +66,7 @@ def train(path: Path, directory: Path, size: int) -> int:
     """A byte-level BPE with Llama 3's split pattern, as a directory of transformers; its number of tokens."""
     from tokenizers import decoders
 
-    from llamac import tokenizer
+    from llamac.data import tokenizer
 
     with open(path, encoding="utf-8") as file:
         made = tokenizer.train_bpe((json.loads(line)["text"] for line in file), size - 1)
@@ -121,7 +121,7 @@ def main() -> None:
         write_rows(rows, a.megabytes)
     if not (directory / "tokenizer_config.json").exists():
         print(f"tokenizer of {train(rows, directory, a.vocab_size):,} tokens", flush=True)
-    ours = [sys.executable, "-m", "llamac.data", str(rows), "--tokenizer", str(directory), "--workers"]
+    ours = [sys.executable, "-m", "llamac", "data", str(rows), "--tokenizer", str(directory), "--workers"]
     commands = {
         TWO: [*ours, "2", "--out"],
         ONE: [*ours, "1", "--out"],

@@ -27,10 +27,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import llamac
+from llamac.base.native import native
+from llamac.base.version import provenance, provenance_text
 from llamac.eval.likelihood import Scorer
-from llamac.inference import Inference, Sampling
-from llamac.native import native
-from llamac.version import provenance, provenance_text
+from llamac.inference.model import Inference, Sampling
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16}

@@ -12,10 +12,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import llamac
-from llamac.config import load_config
-from llamac.dtypes import torch_dtypes
-from llamac.transformers_patch import report
-from llamac.version import provenance, provenance_text
+from llamac.base.dtypes import torch_dtypes
+from llamac.base.version import provenance, provenance_text
+from llamac.model.config import load_config
+from llamac.ops.transformers_patch import report
 
 WARM_UP = 3
 

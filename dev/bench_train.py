@@ -33,11 +33,11 @@ import numpy as np
 from bench import last_line, markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from llamac.config import load_config
+from llamac.base.errors import InputError
+from llamac.base.log import read_log
+from llamac.base.version import provenance, provenance_text
 from llamac.data import write_bin
-from llamac.errors import InputError
-from llamac.plot import read_log
-from llamac.version import provenance, provenance_text
+from llamac.model.config import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 STOPPED, NO_MEMORY = "the time was over", "out of memory"

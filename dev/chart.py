@@ -5,7 +5,7 @@
     dev/chart.py ops      FILE --to PNG   how many times as fast as PyTorch llamac.ops is
 
 FILE is a page of docs/benchmarks, of which the first table with the picture's columns is drawn, or the JSON
-that dev/bench_train.py (training) or dev/bench.py (kernels) wrote. `python -m llamac.bench` draws its own
+that dev/bench_train.py (training) or dev/bench.py (kernels) wrote. `llamac bench` draws its own
 results. Every number comes from FILE, and so do the device, the date and the commit in the title. What FILE
 has no number for has no bar.
 
@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import COMPUTE_BOUND, fastest
 from bench_train import SHARDED, TRIAL, WORKLOADS, Run, by_round, ratio_of
 
+from llamac.base.errors import InputError, run
+from llamac.base.files import read_bytes, read_json
+from llamac.base.version import provenance_text
 from llamac.bench.report import PROGRAMS, Bar, bars
-from llamac.errors import InputError, run
-from llamac.files import read_bytes, read_json
-from llamac.version import provenance_text
 
 Panels = dict[str, dict[str, dict[str, Bar]]]  # by unit, by group, by program
 

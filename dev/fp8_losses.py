@@ -20,8 +20,8 @@ from pathlib import Path
 from bench import last_line, markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from llamac.plot import read_log
-from llamac.version import provenance, provenance_text
+from llamac.base.log import read_log
+from llamac.base.version import provenance, provenance_text
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINE = "bf16"

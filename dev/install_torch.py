@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from llamac.rocm import find_rocm
+from llamac.base.rocm import find_rocm
 
 VERSION, OLDEST = "2.13.0", (2, 11)
 INDEX = "https://download.pytorch.org/whl"  # PyTorch's own: a folder for each build

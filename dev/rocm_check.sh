@@ -32,7 +32,7 @@ check_program() {    # starts, finds its libraries, has code for each architectu
     done
 }
 
-stub_of_torch() {    # as far as CMake and llamac/native.py ask it
+stub_of_torch() {    # as far as CMake and llamac/base/native.py ask it
     mkdir -p build/stub/torch
     cat >build/stub/torch/__init__.py <<END
 import ctypes
@@ -49,7 +49,7 @@ native_beside_torch() {
         -Dpybind11_DIR="$($python -m pybind11 --cmakedir)" -DCMAKE_HIP_ARCHITECTURES="${architectures// /;}"
     cmake --build build/python --target _native
     cp build/python/csrc/python/_native*.so build/python/csrc/python/_C.json llamac/
-    $python -c 'from llamac.native import native; assert native.computes_on_device() and native.kernels()
+    $python -c 'from llamac.base.native import native; assert native.computes_on_device() and native.kernels()
 import sys; assert "torch" not in sys.modules; assert not native.without_gemm_library()'
 }
 

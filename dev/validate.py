@@ -3,8 +3,8 @@
 Stages run one after the other and go on after a failure. A stage that passed at this commit is not run again,
 unless it is named: an interrupted validation is continued by the same command. Each stage has a time limit
 (--seconds) and a log. The file, --out/validation.tar.gz, has results.json (machine, versions, commit; each
-stage's commands, exit status and seconds), the logs' ends and the tables of the benchmarks. `python -m
-llamac.report validation FILE` renders it.
+stage's commands, exit status and seconds), the logs' ends and the tables of the benchmarks. `llamac
+report validation FILE` renders it.
 
 `make validate` builds what the stages need and calls this. Exit code: 1 where a stage failed, 2 for bad
 arguments.
@@ -28,10 +28,10 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from llamac.doctor import ENGINES
-from llamac.plot import read_log
+from llamac.base.log import read_log
+from llamac.base.version import provenance
+from llamac.doctor.installation import ENGINES
 from llamac.report.validation import FORMAT
-from llamac.version import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = sys.executable
@@ -103,8 +103,8 @@ def stages(m: Machine) -> dict[str, Stage]:
     count = [*short, "--steps", 6, "--profile", 3, "--out", counted]
     counter = gpu and (shutil.which("ncu") or shutil.which("rocprofv3"))
     found = {
-        "installation": Stage([[PYTHON, "-m", "llamac.doctor"]]),
-        "machine": Stage([[PYTHON, "-m", "llamac.doctor", "--preflight"]]),
+        "installation": Stage([[PYTHON, "-m", "llamac", "doctor"]]),
+        "machine": Stage([[PYTHON, "-m", "llamac", "doctor", "--preflight"]]),
         "tiles": Stage([[m.build / "check_tile"]], without=tried),
         "kernels": Stage([on_device], without=tried),
         "tests": Stage([[PYTHON, "-m", "pytest", "-q", "tests/test_gpu.py"], pytest], without=tried),
@@ -114,9 +114,9 @@ def stages(m: Machine) -> dict[str, Stage]:
         ),
         "losses": losses_stage(m),
         "devices": devices_stage(m),
-        "profile": Stage([profile, [PYTHON, "-m", "llamac.profile", profiled]]),
+        "profile": Stage([profile, [PYTHON, "-m", "llamac", "profile", profiled]]),
         "counters": Stage(
-            [count, [PYTHON, "-m", "llamac.profile", counted, "--counters", "--program", m.program]],
+            [count, [PYTHON, "-m", "llamac", "profile", counted, "--counters", "--program", m.program]],
             without="" if counter else "needs a GPU and ncu or rocprofv3",
         ),
     }

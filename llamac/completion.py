@@ -25,7 +25,7 @@ _BEFORE = {"bash": "", "zsh": "autoload -U +X bashcompinit && bashcompinit\n"}
 
 
 def script(shell: str) -> str:
-    return _BEFORE[shell] + _FUNCTION % " ".join(command.split()[0] for command in COMMANDS)
+    return _BEFORE[shell] + _FUNCTION % " ".join(COMMANDS)
 
 
 def main() -> None:
@@ -36,7 +36,3 @@ def main() -> None:
     )
     parser.add_argument("shell", choices=list(_BEFORE))
     print(script(parser.parse_args().shell), end="")
-
-
-if __name__ == "__main__":
-    main()

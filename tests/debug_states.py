@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.torch import load_file
 
-from llamac.tolerance import BACKWARD, FORWARD, Error, error_of, violation_of
+from llamac.base.tolerance import BACKWARD, FORWARD, Error, error_of, violation_of
 
 EPSILON = 1e-5  # of the norms of all models
 MODELS = sorted(p.stem for p in (Path(__file__).parent / "models").glob("*.json"))

@@ -9,9 +9,10 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from llamac import reference, registry
-from llamac.dtypes import TABLE, torch_dtypes
-from llamac.hashing import hash_halves
+from llamac import reference
+from llamac.base import registry
+from llamac.base.dtypes import TABLE, torch_dtypes
+from llamac.base.hashing import hash_halves
 
 DTYPES = torch_dtypes(*TABLE)
 OPERATIONS = {op["name"]: op for op in registry.kernels()}

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 
-from llamac import fp8_reference
+from llamac.training import fp8_reference
 
 
 def scaled_mm(a, a_inverse, b, b_inverse, dtype, added=None, fast=False) -> torch.Tensor:

@@ -9,8 +9,9 @@ import described
 import torch
 import torch.nn.functional as F
 
-from llamac import extension, ops, reference
-from llamac.tolerance import BACKWARD, FORWARD, violation
+from llamac import ops, reference
+from llamac.base import extension
+from llamac.base.tolerance import BACKWARD, FORWARD, violation
 
 DEVICES = ["cpu"] + [device for device in [extension.device()] if device != "cpu"]
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64}

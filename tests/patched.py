@@ -14,8 +14,8 @@ from double import compute_in_double
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llamac.tolerance import BACKWARD, FORWARD, violation
-from llamac.transformers_patch import FAMILIES
+from llamac.base.tolerance import BACKWARD, FORWARD, violation
+from llamac.ops.transformers_patch import FAMILIES
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 B, T, V, LAYERS = 2, 19, 131, 2

@@ -15,14 +15,14 @@ import pytest
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-import llamac.random
+import llamac.base.random
 from llamac import _native
-from llamac.config import load_config, presets, rope_frequencies
+from llamac.base.errors import InputError
 from llamac.data import Loader, find_documents, permute, write_bin
 from llamac.data.recipes import RECIPES
-from llamac.errors import InputError
-from llamac.options import Options
-from llamac.schedule import learning_rate
+from llamac.model.config import load_config, presets, rope_frequencies
+from llamac.training.options import Options
+from llamac.training.schedule import learning_rate
 
 ROOT = Path(__file__).resolve().parents[1]
 PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
@@ -239,10 +239,10 @@ def test_spikes(seed):
 @pytest.mark.parametrize(
     "pattern, script",
     [
-        ("data/text/train_*.bin", "python -m llamac.data TEXT --tokenizer FILE --out data/text"),
-        ("none_*.bin", "python -m llamac.data TEXT --tokenizer FILE --out ."),
-        ("data/tinyshakespeare/none_*.bin", "python -m llamac.data tinyshakespeare"),
-        ("data/stdlib/none_*.bin", "python -m llamac.data stdlib"),
+        ("data/text/train_*.bin", "python -m llamac data TEXT --tokenizer FILE --out data/text"),
+        ("none_*.bin", "python -m llamac data TEXT --tokenizer FILE --out ."),
+        ("data/tinyshakespeare/none_*.bin", "python -m llamac data tinyshakespeare"),
+        ("data/stdlib/none_*.bin", "python -m llamac data stdlib"),
     ],
 )
 def test_missing_tokens_name_the_script_that_makes_them(build, pattern, script):
@@ -277,9 +277,9 @@ def test_learning_rate(schedule, warmup, steps):
 
 def test_random_numbers():
     for seed, step, stream in ((0, 0, 0), (42, 0, 4), (2**53 - 1, 10**6, 2**32 - 1)):
-        bits = llamac.random.bits(seed, step, stream, 40)
+        bits = llamac.base.random.bits(seed, step, stream, 40)
         assert bits.tolist() == [w for b in range(10) for w in _native.random_bits(seed, step, stream, b)]
-        normals = llamac.random.normal(seed, step, stream, 1000)
+        normals = llamac.base.random.normal(seed, step, stream, 1000)
         assert normals.tolist() == [_native.random_normal(seed, step, stream, e) for e in range(1000)]
 
 

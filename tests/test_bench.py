@@ -14,9 +14,9 @@ sys.path.insert(0, str(ROOT / "dev"))
 import baselines
 import bench
 
+from llamac.base.version import commit, provenance_text
 from llamac.bench import timing, torch_operations
 from llamac.bench.torch_operations import Case
-from llamac.version import commit, provenance_text
 
 LINE = {
     "operation": "rmsnorm_forward",

@@ -15,7 +15,7 @@ from conftest import ROOT
 
 import llamac
 from llamac.data import Loader
-from llamac.options import parse
+from llamac.training.options import parse
 
 sys.path.insert(0, str(ROOT / "dev"))
 import bench_train

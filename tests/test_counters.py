@@ -1,5 +1,5 @@
-"""llamac.counters: the readers, on text in the form that the tools document (no tool has written it), and the
-command with programs that stand in for ncu and rocprofv3.
+"""llamac.profile.counters: the readers, on text in the form that the tools document (no tool has written it),
+and the command with programs that stand in for ncu and rocprofv3.
 """
 
 import json
@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from llamac import counters, profile
-from llamac.counters import NCU, ROCPROF, TIME
-from llamac.errors import InputError
+from llamac.base.errors import InputError
+from llamac.profile import counters, profile
+from llamac.profile.counters import NCU, ROCPROF, TIME
 from llamac.report.profile import picture
 
 OPERATIONS = {"matmul_forward", "rmsnorm_forward"}

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamac import tokenizer
-from llamac.data import Loader, permute, read_bin, write_bin, write_shards
-from llamac.data import __main__ as tool
+from llamac.base.errors import InputError
+from llamac.data import Loader, permute, read_bin, tokenizer, write_bin, write_shards
+from llamac.data import command as tool
 from llamac.data.documents import cut_text
-from llamac.errors import InputError
 
 ROOT = Path(__file__).parent.parent
 
@@ -267,7 +266,7 @@ def test_write_shards(tmp_path):
 
 
 def script(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "llamac.data", "stdlib", *map(str, arguments)]
+    command = [sys.executable, "-m", "llamac", "data", "stdlib", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

@@ -10,9 +10,11 @@ import pytest
 import torch
 from conftest import ROOT
 
-from llamac import doctor, extension, ops
+from llamac import ops
+from llamac.base import extension
 from llamac.bench import functions
-from llamac.doctor import Line
+from llamac.doctor import installation as doctor
+from llamac.doctor.installation import Line
 
 CUDA = [Path("/torch/lib/libcudart.so.12"), Path("/torch/lib/libcublasLt.so.12")]
 HIP = [Path("/torch/lib/libamdhip64.so"), Path("/torch/lib/libhipblaslt.so.0")]
@@ -50,7 +52,7 @@ def test_this_machine_is_well(one_thread):
     """The whole command, as a user calls it. Where torch has a GPU that the extension was not built for, it
     says that, and the functions are not examined."""
     found = subprocess.run(
-        [sys.executable, "-m", "llamac.doctor"], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "llamac", "doctor"], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     *lines, last = found.stdout.splitlines()
     failed = [line for line in lines if not line.startswith("ok    ")]
@@ -74,7 +76,7 @@ def test_one_failed_line_is_the_exit_code():
     assert written[-3:] == ["skip  c: none", "ok    b: 3", "nothing failed; not checked: c"]
 
 
-@pytest.mark.parametrize("command", ["llamac.doctor --preflight", "llamac"])
+@pytest.mark.parametrize("command", ["llamac doctor --preflight", "llamac"])
 def test_an_old_python(tmp_path, command):
     """Ubuntu 22.04's 3.10, which has no tomllib: one line."""
     imitation = "import sys\nsys.version_info = (3, 10, 12, 'final', 0)\nsys.modules['tomllib'] = None\n"
@@ -114,7 +116,7 @@ def test_the_module_itself_needs_no_torch(tmp_path):
     """In a process where torch cannot be imported."""
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
     found = subprocess.run(
-        [sys.executable, "-m", "llamac.doctor"],
+        [sys.executable, "-m", "llamac", "doctor"],
         env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin"},
         cwd=tmp_path,
         capture_output=True,
@@ -360,7 +362,8 @@ def test_two_runtimes_that_are_really_loaded(tmp_path):
         path.parent.mkdir()
         subprocess.run(["cc", "-shared", "-fPIC", "-o", path, tmp_path / "a.c"], check=True)
     script = (
-        "import ctypes, sys\nfrom llamac import doctor\nfor path in sys.argv[1:]: ctypes.CDLL(path)\n"
+        "import ctypes, sys\nfrom llamac.doctor import installation as doctor\n"
+        "for path in sys.argv[1:]: ctypes.CDLL(path)\n"
         "print(*doctor.check_libraries('nvidia', doctor.loaded_files()), sep='\\n')"
     )
     found = subprocess.run(

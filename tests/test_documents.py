@@ -17,12 +17,11 @@ from safetensors.torch import load_file, save_file
 
 import llamac
 import train_llama3 as ref
-from llamac import tokenizer
-from llamac.config import RopeScaling
-from llamac.data import Loader, find_documents, write_bin
-from llamac.errors import InputError
-from llamac.options import Options, parse
+from llamac.base.errors import InputError
+from llamac.data import Loader, find_documents, tokenizer, write_bin
+from llamac.model.config import RopeScaling
 from llamac.training import run as training
+from llamac.training.options import Options, parse
 from llamac.training.references import write_reference
 from llamac.training.weights import load_weights, parts
 

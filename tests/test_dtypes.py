@@ -1,4 +1,4 @@
-"""The two tables of storage types, csrc/core/dtype.h and llamac/dtypes.py: against each other, and their
+"""The two tables of storage types, csrc/core/dtype.h and llamac/base/dtypes.py: against each other, and their
 names, sizes and mantissas against numpy's, safetensors' and torch's.
 """
 
@@ -11,9 +11,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from llamac import registry
-from llamac.dtypes import TABLE, dtype_row, torch_dtypes
-from llamac.native import native
+from llamac.base import registry
+from llamac.base.dtypes import TABLE, dtype_row, torch_dtypes
+from llamac.base.native import native
 
 NAMES = list(TABLE)
 

@@ -30,7 +30,7 @@ def read_by_the_code() -> set[str]:
                 found.update(re.findall(pattern, text))
             if folder == "csrc" and "getenv(" in text:
                 found.update(re.findall(r'"([A-Z][A-Z0-9]*_[A-Z0-9_]+)"', text))
-    preflight = (ROOT / "llamac/preflight.py").read_text()
+    preflight = (ROOT / "llamac/doctor/preflight.py").read_text()
     found.update(re.findall(r'"([A-Z]+_[A-Z0-9_]+)": "[01]"', preflight))
     return found - OTHERS - MAKE
 

@@ -11,10 +11,11 @@ import pytest
 from directories import TEMPLATE, TEXT, write_directory
 from task_rows import ROWS, drawn_row, read_questions
 
-from llamac import Error, tokenizer
+from llamac import Error
+from llamac.data import tokenizer
 from llamac.data.tokens import write_bin
 from llamac.eval import tasks, text
-from llamac.eval.__main__ import _counter, answers, count, main
+from llamac.eval.command import _counter, answers, count, main
 from llamac.eval.likelihood import Scorer
 
 
@@ -90,7 +91,7 @@ def test_likelihoods(directory, files):
 
 
 def test_greedy_continuations_are_said_to_be(directory):
-    from llamac.inference import Inference, Sampling
+    from llamac.inference.model import Inference, Sampling
 
     model, scorer = Inference(directory), Scorer(directory, likeliest=True)
     context = model.encode("the cat")
@@ -153,7 +154,7 @@ def test_the_model_class_of_lm_eval(directory):
     from lm_eval.api.registry import get_model
 
     from llamac.eval import harness
-    from llamac.inference import Inference, Sampling
+    from llamac.inference.model import Inference, Sampling
 
     assert get_model("llamac") is harness.LlamacLM
     model, scorer = harness.LlamacLM(str(directory), dtype="float32"), Scorer(directory, likeliest=True)
@@ -205,7 +206,7 @@ doc_to_choice: "{{{{[sol1, sol2]}}}}"
 metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
 """
     )
-    words = [sys.executable, "-m", "llamac.eval.harness", "--model", "llamac", "--model_args"]
+    words = [sys.executable, "-m", "llamac", "lm-eval", "--model", "llamac", "--model_args"]
     words += [f"pretrained={directory},dtype=float32", "--tasks", "own_piqa", "--include_path", tmp_path]
     flags = ["--output_path", tmp_path / "found", "--limit", "40", "--device", "cpu"]
     done = subprocess.run([*words, *flags], capture_output=True, text=True, timeout=900)
@@ -300,7 +301,7 @@ def test_shards_of_a_rank_file(tmp_path, monkeypatch):
 
 
 def command(directory: Path, *arguments, code: int = 0) -> str:
-    words = [sys.executable, "-m", "llamac.eval", directory, *arguments]
+    words = [sys.executable, "-m", "llamac", "eval", directory, *arguments]
     found = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert found.returncode == code, found.stderr
     return found.stdout if code == 0 else found.stderr
@@ -364,7 +365,7 @@ def test_what_the_command_refuses(directory, monkeypatch, arguments, words):
 
 def test_a_refusal_is_a_line_and_an_exit_code(directory):
     lines = command(directory, code=2).strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("eval: "), lines
+    assert len(lines) == 1 and lines[0].startswith("llamac eval: "), lines
 
 
 @pytest.mark.parametrize("name", list(tasks.TASKS))

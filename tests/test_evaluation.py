@@ -15,7 +15,7 @@ from task_rows import drawn_row, read_questions
 import llamac
 from llamac.data.tokens import write_bin
 from llamac.eval import tasks
-from llamac.eval.__main__ import answers, count, main
+from llamac.eval.command import answers, count, main
 from llamac.eval.likelihood import PairEncoder, Scorer
 
 B, T = 4, 64  # of the runs; some of mmlu's prompts are longer
@@ -70,7 +70,7 @@ def scores(out: Path) -> dict[tuple[int, str], tuple]:
 
 
 def scores_of_eval(directory: Path, folder: Path) -> dict[str, tuple]:
-    """Those of `python -m llamac.eval DIR --context T --batch-tokens B*T`."""
+    """Those of `llamac eval DIR --context T --batch-tokens B*T`."""
     scorer, found = Scorer(directory, context=T, batch_tokens=B * T), {}
     for name in NAMES:
         task = tasks.TASKS[name]

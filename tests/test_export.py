@@ -1,4 +1,4 @@
-"""llamac.export: a GGUF file, read back by the gguf package, has the directory's tensors and tokenizer."""
+"""llamac export: a GGUF file, read back by the gguf package, has the directory's tensors and tokenizer."""
 
 import json
 import warnings
@@ -11,8 +11,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from llamac import Error, export, tokenizer
-from llamac.config import load_config
+from llamac import Error
+from llamac.data import tokenizer
+from llamac.inference import export
+from llamac.model.config import load_config
 
 gguf = pytest.importorskip("gguf")
 
@@ -217,7 +219,7 @@ def test_llama_cpp_goes_on_alike(tmp_path):
     test does not install it."""
     reason = "llama.cpp is not installed: pip install xllamacpp"
     xllamacpp = pytest.importorskip("xllamacpp", reason=reason)
-    from llamac.inference import Inference, Sampling
+    from llamac.inference.model import Inference, Sampling
 
     directory = write_directory(tmp_path / "model")
     export.write_gguf(directory, tmp_path / "model.gguf", "f32")

@@ -1,4 +1,4 @@
-"""llamac.finetune: which tokens count, loss and gradient norm of transformers, and what is refused."""
+"""llamac finetune: which tokens count, loss and gradient norm of transformers, and what is refused."""
 
 import gzip
 import json
@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from directories import write_directory
 
-from llamac import Error, Trainer, chat, checkpoint, finetune, tokenizer
-from llamac.conversations import KNOWN
-from llamac.data import documents, read_bin
+from llamac import Error, Trainer
+from llamac.data import chat, documents, read_bin, tokenizer
+from llamac.data.conversations import KNOWN
 from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
-from llamac.finetune import Encoder, Example, batch, batches, packed
-from llamac.inference import TextModel
+from llamac.inference.model import TextModel
+from llamac.model import checkpoint
+from llamac.training import finetune
+from llamac.training.finetune import Encoder, Example, batch, batches, packed
 
 CHAT = [
     {"role": "system", "content": "be brief"},
@@ -179,7 +181,18 @@ def test_packed_conversations_train_as_each_alone(directory, tmp_path, train):
     validation loss, whatever the micro-batches; another --seq-len and missing masks are told."""
     data = tmp_path / "chats.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    words = [sys.executable, "-m", "llamac.finetune", directory, data, "--val-data", data, "--seq-len", "64"]
+    words = [
+        sys.executable,
+        "-m",
+        "llamac",
+        "finetune",
+        directory,
+        data,
+        "--val-data",
+        data,
+        "--seq-len",
+        "64",
+    ]
     folder = tmp_path / "sft"
     made = subprocess.run([*words, "--prepare", folder], capture_output=True, text=True, timeout=120)
     assert made.returncode == 0, made.stderr
@@ -222,7 +235,7 @@ def test_the_command(directory, tmp_path):
     words = [
         sys.executable,
         "-m",
-        "llamac.finetune",
+        "llamac.training.finetune",
         directory,
         data,
         "--out",

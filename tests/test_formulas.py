@@ -12,7 +12,7 @@ from transformers.models.cohere import modeling_cohere
 from transformers.models.llama import modeling_llama
 
 from llamac import reference
-from llamac.config import Config, RopeScaling
+from llamac.model.config import Config, RopeScaling
 
 B, T, NH, NKV, HD, V = 2, 7, 6, 2, 16, 33
 EPS = 1e-5

@@ -23,13 +23,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import train_llama3 as ref
-from llamac import fp8_reference
-from llamac.block import BLOCK
-from llamac.config import load_config
-from llamac.fp8_reference import power_of_two
-from llamac.options import Options
-from llamac.tolerance import Error, error_of
-from llamac.training import fp8
+from llamac.base.tolerance import Error, error_of
+from llamac.model.block import BLOCK
+from llamac.model.config import load_config
+from llamac.training import fp8, fp8_reference
+from llamac.training.fp8_reference import power_of_two
+from llamac.training.options import Options
 from llamac.training.references import suffix
 from llamac.training.weights import fuse_products, parts
 

@@ -1,12 +1,12 @@
-"""llamac.fp8_reference: products in fp8 against plain loops in float64 and llamac's operations."""
+"""llamac.training.fp8_reference: products in fp8 against plain loops in float64 and llamac's operations."""
 
 import math
 
 import pytest
 import torch
 
-from llamac import fp8_reference as fp8
-from llamac import registry
+from llamac.base import registry
+from llamac.training import fp8_reference as fp8
 
 SLOTS = ("0.input_norm", "0.qkv.weight", "0.d.qkv")
 LIMITS = [448.0, 57344.0, 240.0]

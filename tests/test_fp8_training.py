@@ -6,9 +6,9 @@ import torch
 from run import flags, losses, reference_flags, tensors
 
 import train_llama3 as ref
-from llamac.errors import InputError
-from llamac.options import parse
+from llamac.base.errors import InputError
 from llamac.training.fp8 import PER_BLOCK, ReferenceProducts
+from llamac.training.options import parse
 
 pytestmark = [pytest.mark.program, pytest.mark.usefixtures("one_thread", "on_the_cpu")]
 RUN = {"model": "tests/models/sixteens.json", "matmul_dtype": "fp8", "schedule": "constant"}

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 from directories import TEXT, WINDOWS, YARN, write_directory, write_weights
 
-from llamac import Error, chat, generate, limited
-from llamac.errors import CONTROL, printable
-from llamac.inference import Inference, Sampling, TextStream
-from llamac.tolerance import FORWARD, violation
+from llamac import Error
+from llamac.base import limited
+from llamac.base.errors import CONTROL, printable
+from llamac.base.tolerance import FORWARD, violation
+from llamac.data import chat
+from llamac.inference import generate
+from llamac.inference.model import Inference, Sampling, TextStream
 
 MODELS = Path(__file__).parent / "models"
 GREEDY = Sampling(temperature=0)
@@ -83,7 +86,7 @@ def test_greedy_ids(shape):
 
 
 def test_prompts_longer_than_a_pass(shape, monkeypatch):
-    monkeypatch.setattr("llamac.inference.PART", 7)
+    monkeypatch.setattr("llamac.inference.model.PART", 7)
     parts, whole = Inference(shape), Inference(shape, sequences=3)
     prompts = [some_ids(n, 97, n) for n in (1, 7, 8, 20, 31)]
     monkeypatch.undo()
@@ -172,7 +175,7 @@ def test_no_control_character_of_an_answer_reaches_the_terminal(directory, capsy
 
 
 def command(directory: Path, *arguments: str, stdin: str = "", code: int = 0) -> str:
-    words = [sys.executable, "-m", "llamac.generate", directory, *arguments]
+    words = [sys.executable, "-m", "llamac", "generate", directory, *arguments]
     found = subprocess.run(words, capture_output=True, text=True, input=stdin, timeout=120)
     assert found.returncode == code, found.stderr
     return found.stdout if code == 0 else found.stderr
@@ -251,7 +254,7 @@ def test_a_conversation_in_another_encoding(directory, monkeypatch):
 
 def test_a_refusal_is_a_line_and_an_exit_code(directory):
     lines = command(directory, code=2).strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("generate.py: "), lines
+    assert len(lines) == 1 and lines[0].startswith("llamac generate: "), lines
 
 
 def test_float16_is_said_in_a_line(directory, tmp_path):
@@ -260,11 +263,11 @@ def test_float16_is_said_in_a_line(directory, tmp_path):
         (tmp_path / name).write_bytes((directory / name).read_bytes())
     config = json.loads((directory / "config.json").read_text()) | {"dtype": "float16"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    run = [sys.executable, "-m", "llamac.generate", tmp_path, "--prompt", "the cat", "--tokens", "2"]
+    run = [sys.executable, "-m", "llamac", "generate", tmp_path, "--prompt", "the cat", "--tokens", "2"]
     said = [
         subprocess.run([*run, *flags], capture_output=True, text=True) for flags in ([], ["--dtype", "f32"])
     ]
-    line = f"generate.py: {tmp_path}: weights of float16 are rounded to bf16; --dtype f32 keeps them\n"
+    line = f"llamac generate: {tmp_path}: weights of float16 are rounded to bf16; --dtype f32 keeps them\n"
     assert [each.stderr for each in said] == [line, ""]
 
 
@@ -367,7 +370,7 @@ def test_prompts_are_checked_before_the_first_answer(directory, tmp_path):
     lengths = {json.loads(line)["tokens"] for line in found.pop().splitlines()}
     assert len(lengths) == 1
     path.write_text("the cat\n\n" + "the cat " * 100 + "\n")
-    words = [sys.executable, "-m", "llamac.generate", directory, "--prompts", path, "--batch", "1"]
+    words = [sys.executable, "-m", "llamac", "generate", directory, "--prompts", path, "--batch", "1"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and done.stdout == ""
     assert f"{path}: line 3: expected a prompt that leaves room for 1 tokens" in done.stderr

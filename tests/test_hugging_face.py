@@ -13,13 +13,14 @@ from run import MODEL, ROOT, T, V, events, flags, losses, one_line, reference_fl
 from safetensors.torch import load_file, save_file
 
 import train_llama3 as ref
-from llamac import hf, tokenizer
-from llamac.config import find_weights
-from llamac.errors import InputError
-from llamac.hf import EMBEDDING, HEAD
-from llamac.inference import Inference
-from llamac.options import parse
-from llamac.tolerance import FORWARD, violation
+from llamac.base.errors import InputError
+from llamac.base.tolerance import FORWARD, violation
+from llamac.data import tokenizer
+from llamac.inference.model import Inference
+from llamac.model import hf
+from llamac.model.config import find_weights
+from llamac.model.hf import EMBEDDING, HEAD
+from llamac.training.options import parse
 from llamac.training.weights import load_weights
 
 pytestmark = pytest.mark.program

@@ -71,12 +71,12 @@ def test_the_plot_of_a_named_python(moved, said, tmp_path):
     for status, expected in [
         (0, f"plot {out}/loss.png"),
         (2, "no plot (there are no steps in the log)"),
-        (1, f"has no llamac with matplotlib; run `python -m llamac.plot {out}` with a Python that has, or "
+        (1, f"has no llamac with matplotlib; run `python -m llamac plot {out}` with a Python that has, or "
             "name it by LLAMAC_PYTHON)"),
     ]:  # fmt: skip
         python = write_python(tmp_path / f"python{status}", status)
         assert said(LLAMAC_PYTHON=str(python)).endswith(expected)
-        assert Path(f"{python}.log").read_text() == f"-m llamac.plot {out}\n"
+        assert Path(f"{python}.log").read_text() == f"-m llamac plot {out}\n"
 
 
 def test_the_plot_of_other_pythons(moved, said, tmp_path):

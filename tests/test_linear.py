@@ -1,5 +1,5 @@
-"""llamac.ops.linear: products of fp8 beside llamac.fp8_reference and float64 of the same codes, and what
-PyTorch asks of an operation.
+"""llamac.ops.linear: products of fp8 beside llamac.training.fp8_reference and float64 of the same codes, and
+what PyTorch asks of an operation.
 """
 
 import os
@@ -16,9 +16,10 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from llamac import fp8, ops
-from llamac import fp8_reference as reference
-from llamac.tolerance import BACKWARD, FORWARD, violation
+from llamac import ops
+from llamac.base.tolerance import BACKWARD, FORWARD, violation
+from llamac.ops import fp8
+from llamac.training import fp8_reference as reference
 
 STORED = ["f32", "bf16"]
 SLOTS = ("0.input_norm", "0.qkv.weight", "0.d.qkv")

@@ -14,7 +14,7 @@ LOSSES = [name for name in CASES if "cross_entropy" in name]
 @pytest.mark.parametrize("wide", [False, True], ids=["own type", "float32"])
 def test_chunks_of_linear_cross_entropy(wide, monkeypatch):
     case, vocabulary, height = CASES["linear_cross_entropy-mean"], 65, 2 if wide else 5
-    monkeypatch.setattr(ops, "CHUNK_BYTES", vocabulary * 2 * height)
+    monkeypatch.setattr("llamac.ops.operations.CHUNK_BYTES", vocabulary * 2 * height)
     assert not differences(case, "bf16")
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
         case.results(case.ours, case.arguments(torch.bfloat16))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from debug_states import MODELS, first_difference, load, run_model
 
-from llamac.tolerance import Error, error_of
+from llamac.base.tolerance import Error, error_of
 
 RECOMPUTE = ["norm", "swiglu", "qkv", "attention", "norm,swiglu,qkv,attention", "block", "block:2"]
 

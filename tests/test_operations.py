@@ -34,12 +34,12 @@ from described import (
 )
 from library_product import scaled_mm
 
-from llamac import extension, registry
-from llamac.config import RopeScaling, rope_frequencies
-from llamac.doctor import architecture_of
-from llamac.dtypes import fp8_of
-from llamac.errors import InputError
-from llamac.tolerance import BACKWARD, FORWARD, Error, beyond, error_of, floor_of, ulp
+from llamac.base import extension, registry
+from llamac.base.dtypes import fp8_of
+from llamac.base.errors import InputError
+from llamac.base.tolerance import BACKWARD, FORWARD, Error, beyond, error_of, floor_of, ulp
+from llamac.doctor.installation import architecture_of
+from llamac.model.config import RopeScaling, rope_frequencies
 
 GUARD, GUARD_BYTE = 64, 0x5A
 DRAWS, ENOUGH = 8, 8192  # elements

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from llamac import ops
-from llamac.registry import kernels
+from llamac.base.registry import kernels
 
 OPERATIONS = {op["name"]: op for op in kernels()}
 # By name, ".out" behind those that write into given tensors.

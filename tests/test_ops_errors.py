@@ -5,7 +5,8 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from ops_cases import CASES, DEVICES, EPS, IGNORED, Case
 
-from llamac import _native, extension, ops
+from llamac import _native, ops
+from llamac.base import extension
 
 
 def listed(names: list[str]) -> str:

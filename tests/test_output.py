@@ -1,5 +1,5 @@
 """The output folder: one owner at a time, by real processes; a replaced folder is not written to;
-`--resume auto` falls back to the newest complete checkpoint; llamac.checkpoint finds damage.
+`--resume auto` falls back to the newest complete checkpoint; llamac.model.checkpoint finds damage.
 
 Lock and leftovers one by one: check_output.cpp.
 """
@@ -23,8 +23,8 @@ import xxhash
 from run import MODEL, bits, events, flags, one_line, trainer_flags
 
 import llamac
-from llamac.checkpoint import check, step_of
-from llamac.errors import InputError
+from llamac.base.errors import InputError
+from llamac.model.checkpoint import check, step_of
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ".lock"
@@ -246,7 +246,7 @@ MANIFESTS: dict[str, tuple] = {
 @pytest.mark.program
 @pytest.mark.parametrize("change", MANIFESTS)
 def test_both_refuse_in_the_same_words(train, data, whole, tmp_path, change):
-    """The program, and llamac.checkpoint: a manifest that is changed, with the right checksum."""
+    """The program, and llamac.model.checkpoint: a manifest that is changed, with the right checksum."""
     folder, (edit, expected) = tmp_path / "step_000008", MANIFESTS[change]
     shutil.copytree(whole / "step_000008", folder)
     fields = json.loads((folder / "manifest.json").read_text())
@@ -336,11 +336,11 @@ def test_a_linked_checkpoint(train, data, whole, tmp_path):
     assert [p.name for p in out.glob("step_*")] == ["step_000012"] and tree(tmp_path / "eight") == before
 
 
-# llamac.checkpoint
+# llamac.model.checkpoint
 
 
 def checkpoint(*arguments) -> tuple[int, str]:
-    command = [sys.executable, "-m", "llamac.checkpoint", *map(str, arguments)]
+    command = [sys.executable, "-m", "llamac", "checkpoint", *map(str, arguments)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert "Traceback" not in result.stderr, result.stderr
     return result.returncode, result.stdout + result.stderr

@@ -43,9 +43,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 import llamac
-from llamac import extension
-from llamac.tolerance import FORWARD, violation
-from llamac.transformers_patch import report
+from llamac.base import extension
+from llamac.base.tolerance import FORWARD, violation
+from llamac.ops.transformers_patch import report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DEVICES = ["cpu"] + [device for device in [extension.device()] if device != "cpu"]

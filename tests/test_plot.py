@@ -13,10 +13,10 @@ sys.path.insert(0, str(ROOT / "dev"))
 import bench_train
 import chart
 
-from llamac import plot
+from llamac.base.errors import InputError
+from llamac.base.version import provenance
 from llamac.bench.report import PROGRAMS
-from llamac.errors import InputError
-from llamac.version import provenance
+from llamac.report import plot
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
 
@@ -232,7 +232,7 @@ def test_several_runs_in_one_picture(tmp_path):
         events = [{"event": "step", "step": k, "loss": loss + 1 / k} for k in range(1, 5)]
         events += [{"event": "val", "step": 4, "loss": loss}]
         (tmp_path / name / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
-    command = [sys.executable, "-m", "llamac.plot", tmp_path / "bf16", tmp_path / "fp8"]
+    command = [sys.executable, "-m", "llamac", "plot", tmp_path / "bf16", tmp_path / "fp8"]
     done = subprocess.run([*command, "--to", tmp_path / "both.png"], capture_output=True, text=True)
     assert done.returncode == 0 and (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG"), done.stderr
     without = subprocess.run(command, capture_output=True, text=True)

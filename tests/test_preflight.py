@@ -1,4 +1,4 @@
-"""llamac.preflight: machines made of files, which have what a line says or lack it."""
+"""llamac.doctor.preflight: machines made of files, which have what a line says or lack it."""
 
 import subprocess
 import sys
@@ -9,9 +9,12 @@ import pytest
 import torch
 from conftest import ROOT
 
-from llamac import doctor, extension, peak, preflight
-from llamac.doctor import Line
-from llamac.preflight import Machine
+from llamac.base import extension
+from llamac.doctor import installation as doctor
+from llamac.doctor import preflight
+from llamac.doctor.installation import Line
+from llamac.doctor.preflight import Machine
+from llamac.profile import peak
 
 CARD = "sys/class/drm/card1/device"
 SENSORS = f"{CARD}/hwmon/hwmon4"
@@ -231,7 +234,7 @@ def test_all_reduce_of_two_processes():
 
 
 def test_the_command():
-    command = [sys.executable, "-m", "llamac.doctor", "--preflight"]
+    command = [sys.executable, "-m", "llamac", "doctor", "--preflight"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert found.stdout.startswith("ok    host: ") and "memory, read and written" in found.stdout
     *lines, last = found.stdout.splitlines()
@@ -335,7 +338,7 @@ def test_without_torch(tmp_path):
     """In a process where torch cannot be imported."""
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
     found = subprocess.run(
-        [sys.executable, "-m", "llamac.doctor", "--preflight"],
+        [sys.executable, "-m", "llamac", "doctor", "--preflight"],
         env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin"},
         cwd=tmp_path,
         capture_output=True,

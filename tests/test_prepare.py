@@ -1,4 +1,4 @@
-"""python -m llamac.data: every kind of input, the order, mixes, stopping and going on, names of data sets,
+"""llamac data: every kind of input, the order, mixes, stopping and going on, names of data sets,
 bad input.
 """
 
@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamac import tokenizer
-from llamac.data import __main__ as tool
-from llamac.data import documents, hub, inputs, prepare, progress, read_bin, recipes
-from llamac.errors import InputError
+from llamac.base.errors import InputError
+from llamac.data import command as tool
+from llamac.data import documents, hub, inputs, prepare, progress, read_bin, recipes, tokenizer
 
 ROOT = Path(__file__).parent.parent
 RANKS = {bytes([i]): i for i in range(256)} | {b"ab": 256, b" the": 257}
@@ -347,7 +346,8 @@ def test_ctrl_c_of_the_program(tmp_path, ranks):
     command = [
         sys.executable,
         "-m",
-        "llamac.data",
+        "llamac",
+        "data",
         tmp_path / "a.jsonl",
         "--tokenizer",
         ranks,
@@ -387,12 +387,12 @@ def test_a_line_without_end(tmp_path, ranks):
         file.write(lines(["one"]))
         file.seek(300 << 20, os.SEEK_CUR)
         file.write(b"\n" + lines(["two"]))
-    # By the process itself: those who wait for it also count what its parent held before it was llamac.data.
-    measured = "import atexit, resource, runpy; from pathlib import Path\n"
+    # By the process itself: those who wait for it also count what its parent held before it.
+    measured = "import atexit, resource, sys; from pathlib import Path; from llamac.__main__ import main\n"
     measured += "status = Path('/proc/self/status')\n"
     measured += "children = lambda: resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss\n"
     measured += "atexit.register(lambda: print(status.read_text(), 'of workers:', children(), 'kB'))\n"
-    measured += "runpy.run_module('llamac.data', run_name='__main__', alter_sys=True)"
+    measured += "sys.argv.insert(1, 'data'); main()"
     command = [sys.executable, "-c", measured, tmp_path / "a.jsonl", "--tokenizer", ranks]
     command += ["--out", tmp_path / "o", "--val-fraction", "0", "--workers", "1"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -716,7 +716,7 @@ def test_damaged_tables_are_refused(tmp_path):
         from pathlib import Path
         from llamac.data import documents, inputs
         from llamac.data.encode import values
-        from llamac.errors import InputError
+        from llamac.base.errors import InputError
         good, path, refused = Path(sys.argv[1]).read_bytes(), sys.argv[1] + ".arrow", 0
         for seed in range(400):
             rng, bad = random.Random(seed), bytearray(good)
@@ -854,7 +854,8 @@ def test_exit_code(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "llamac.data",
+        "llamac",
+        "data",
         "none.txt",
         "--vocab-size",
         "300",

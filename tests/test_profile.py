@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from run import flags, one_line
 
-from llamac import profile
+from llamac.base.errors import InputError
 from llamac.data import write_bin
-from llamac.errors import InputError
-from llamac.profile import Profile, Row
+from llamac.profile import profile
+from llamac.profile.profile import Profile, Row
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 3
@@ -186,14 +186,14 @@ def test_profile_json_adds_up(out):
 @pytest.mark.program
 def test_the_command(out):
     done = subprocess.run(
-        [sys.executable, "-m", "llamac.profile", out], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-m", "llamac", "profile", out], capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 0 and not done.stderr
     for word in ("GEMM", "attention", "norm", "RoPE", "SwiGLU", "loss", "optimizer", "embedding", "idle"):
         assert any(line.startswith(word) for line in done.stdout.splitlines()), word
     assert "What to do next\n1. " in done.stdout
     done = subprocess.run(
-        [sys.executable, "-m", "llamac.profile", out / "none"], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-m", "llamac", "profile", out / "none"], capture_output=True, text=True, cwd=ROOT
     )
     assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.strip().splitlines()) == 1
     assert "profile.json: cannot open: No such file" in done.stderr

@@ -32,9 +32,11 @@ from run import (
     timed_events,
 )
 
-from llamac import __version__, plot, random, reference
-from llamac.config import load_config
+from llamac import __version__, reference
+from llamac.base import random
 from llamac.data import read_bin, write_bin
+from llamac.model.config import load_config
+from llamac.report import plot
 from llamac.training.weights import load_weights
 
 pytestmark = pytest.mark.program

@@ -15,7 +15,7 @@ from random_calls import NUMPY, TORCH, Call, calls
 
 import llamac
 from llamac import ops  # noqa: F401  (registers torch.ops.llamac)
-from llamac.tolerance import BACKWARD, FORWARD, Error, error_of, violation_of
+from llamac.base.tolerance import BACKWARD, FORWARD, Error, error_of, violation_of
 
 OPERATIONS = {op["name"]: op for op in llamac.kernels()}
 WAYS = ["run", "torch", "out"]

@@ -9,13 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llamac import extension, plot, registry
-from llamac.bench import __main__ as bench
+from llamac.base import extension, registry
+from llamac.base.errors import InputError
+from llamac.base.version import provenance
+from llamac.bench import command as bench
 from llamac.bench import liger, measure, overhead, timing
 from llamac.bench import torch_operations as torch_ops
 from llamac.bench.functions import FUNCTIONS, Function, arguments_of, call_of, case_of, differences, sizes
-from llamac.errors import InputError
-from llamac.version import provenance
+from llamac.report import plot
 
 SIZE = sizes("tiny", 1, 8)
 DEVICE = extension.device()
@@ -300,7 +301,7 @@ def test_bad_arguments(tmp_path, monkeypatch, capsys):
     assert stopped.value.code == 2
     monkeypatch.setitem(sys.modules, "llamac.bench.measure", None)
     monkeypatch.delattr("llamac.bench.measure")
-    with pytest.raises(InputError, match=r"python -m llamac\.doctor says more"):
+    with pytest.raises(InputError, match=r"llamac doctor says more"):
         run(tmp_path)
 
 

@@ -14,10 +14,11 @@ import torch
 from run import ROOT, reference_flags
 
 import train_llama3 as ref
-from llamac import hf, random
-from llamac.config import load_config
-from llamac.options import parse
-from llamac.plot import read_log
+from llamac.base import random
+from llamac.base.log import read_log
+from llamac.model import hf
+from llamac.model.config import load_config
+from llamac.training.options import parse
 from llamac.training.weights import Part
 
 pytestmark = [
@@ -84,7 +85,7 @@ from pathlib import Path
 import torch
 from torch._dynamo.utils import counters
 import train_llama3 as ref
-from llamac.options import parse
+from llamac.training.options import parse
 from llamac.training.ranks import leave, rank
 torch.compile = partial(torch.compile, backend="aot_eager")
 optimizers = []

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from fuzz import damage, inputs, twins
 
-from llamac import files, hf, plot, profile, tokenizer
-from llamac.config import load_config
-from llamac.data import read_bin, write_bin
-from llamac.errors import InputError, printable
+from llamac.base import files
+from llamac.base.errors import InputError, printable
+from llamac.data import read_bin, tokenizer, write_bin
 from llamac.eval import tasks
-from llamac.report import log
-from llamac.trainer import Trainer
+from llamac.model import hf
+from llamac.model.config import load_config
+from llamac.profile import profile
+from llamac.report import log, plot
+from llamac.training.trainer import Trainer
 
 C_READERS = sorted(set(inputs.SEEDS) - {"profile"})
 

@@ -17,11 +17,11 @@ from transformers.models.ministral import modeling_ministral
 from transformers.models.mistral import modeling_mistral
 
 import train_llama3 as ref
-from llamac import hf
-from llamac.config import RopeScaling, load_config
-from llamac.errors import InputError
-from llamac.options import Options
-from llamac.tolerance import BACKWARD, FORWARD, violation
+from llamac.base.errors import InputError
+from llamac.base.tolerance import BACKWARD, FORWARD, violation
+from llamac.model import hf
+from llamac.model.config import RopeScaling, load_config
+from llamac.training.options import Options
 from llamac.training.weights import init_weights, load_weights, parts, save_model
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,12 +15,12 @@ from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
 import train_llama3 as ref
-from llamac.config import load_config
+from llamac.base.errors import InputError
+from llamac.base.log import read_log
 from llamac.data import Loader, write_bin
-from llamac.errors import InputError
-from llamac.options import Options, parse
-from llamac.plot import read_log
+from llamac.model.config import load_config
 from llamac.training import run as training
+from llamac.training.options import Options, parse
 from llamac.training.rounding import hashed_bits, moment_bits, stochastic_round
 from llamac.training.weights import Part, fuse_products, init_weights, parts
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import llamac
-from llamac import flops
-from llamac.registry import least_work
+from llamac.base.registry import least_work
+from llamac.profile import flops
 
 ROWS, C, EPS = 5, 24, 1e-5
 
@@ -216,7 +216,9 @@ def test_a_tensor_that_wants_gradients():
 def test_names_are_functions_whatever_was_imported():
     """No module of the package takes the place of one of its functions."""
     names = "llamac.kernels, llamac.run, llamac.Trainer"
-    code = f"import llamac, llamac.registry, llamac.trainer; assert all(map(callable, ({names})))"
+    code = (
+        f"import llamac, llamac.base.registry, llamac.training.trainer; assert all(map(callable, ({names})))"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -287,7 +289,7 @@ def test_a_scalar_of_any_library(eps):
 
 @pytest.mark.parametrize("name", [name for name in vars(flops) if name.startswith(("attention", "matmul"))])
 def test_flops_by_shape(name):
-    """llamac.flops, of the shapes of the description's inputs."""
+    """llamac.profile.flops, of the shapes of the description's inputs."""
     sizes = {"B": 2, "T": 5, "S": 5, "NH": 6, "NKV": 3, "HD": 4, "N": 7, "C": 11, "K": 13}
     (op,) = (op for op in llamac.kernels() if op["name"] == name)
     inputs = [operand for operand in op["operands"] if not operand["output"]]

@@ -1,4 +1,4 @@
-"""python -m llamac.report: reading logs, reducing curves, the page's content, serving and exporting it. The
+"""llamac report: reading logs, reducing curves, the page's content, serving and exporting it. The
 page in a browser: test_report_page.py."""
 
 import json
@@ -17,10 +17,9 @@ from launch import needs
 from report_logs import HOSTILE, a_run, run_event, start_event, step_event, write
 from run import flags
 
-from llamac import plot
-from llamac.errors import InputError
-from llamac.report import __main__ as program
-from llamac.report import content, metrics, page, serve
+from llamac.base.errors import InputError
+from llamac.report import command as program
+from llamac.report import content, metrics, page, plot, serve
 from llamac.report import log as logs
 from llamac.report.log import RunLog, read, spread
 from llamac.report.reduce import kept, rounded, smooth

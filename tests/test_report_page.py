@@ -1,4 +1,4 @@
-"""The page of python -m llamac.report in a browser: it draws, says nothing on the console, needs no network,
+"""The page of llamac report in a browser: it draws, says nothing on the console, needs no network,
 and fits narrow windows. Headless chromium opens it from file://."""
 
 import json

@@ -1,4 +1,4 @@
-"""llamac.schedule at its corner points, and llamac.random against published values."""
+"""llamac.training.schedule at its corner points, and llamac.base.random against published values."""
 
 import math
 from itertools import pairwise
@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from llamac import random
-from llamac.schedule import learning_rate
+from llamac.base import random
+from llamac.training.schedule import learning_rate
 
 SCHEDULES = ("cosine", "linear", "constant", "wsd")
 

@@ -1,4 +1,4 @@
-"""llamac.tokenizer: rank files, round trips, special tokens; tiktoken's tokens are tokenizers' tokens."""
+"""llamac.data.tokenizer: rank files, round trips, special tokens; tiktoken's tokens are tokenizers'."""
 
 import base64
 import json
@@ -11,9 +11,8 @@ import xxhash
 from run import ROOT, flags
 from tiktoken.load import load_tiktoken_bpe
 
-from llamac import tokenizer
-from llamac.data import read_bin, write_bin
-from llamac.errors import InputError
+from llamac.base.errors import InputError
+from llamac.data import read_bin, tokenizer, write_bin
 
 BYTES = {bytes([i]): i for i in range(256)}
 SOURCES = sorted(Path(random.__file__).parent.glob("[a-t]*.py"))[:60]

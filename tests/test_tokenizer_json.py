@@ -1,5 +1,5 @@
-"""llamac.tokenizer_json and vocabulary: ids and texts are those of AutoTokenizer; what a directory says is
-followed.
+"""llamac.data.tokenizer_json and vocabulary: ids and texts are those of AutoTokenizer; what a directory says
+is followed.
 """
 
 import json
@@ -14,10 +14,9 @@ import xxhash
 from directories import NAMES, sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from llamac import special_tokens, tokenizer, tokenizer_json, vocabulary
-from llamac.data import __main__ as tool
-from llamac.data import documents
-from llamac.errors import InputError
+from llamac.base.errors import InputError
+from llamac.data import command as tool
+from llamac.data import documents, special_tokens, tokenizer, tokenizer_json, vocabulary
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted(Path(random.__file__).parent.glob("[a-t]*.py"))[:30]

@@ -1,11 +1,11 @@
-"""llamac/tolerance.py: units in the last place, the floor, the factor, what is no number; C++ likewise."""
+"""llamac.base.tolerance: units in the last place, the floor, the factor, what is no number; C++ likewise."""
 
 import subprocess
 
 import numpy as np
 import pytest
 
-from llamac.tolerance import (
+from llamac.base.tolerance import (
     BACKWARD,
     FORWARD,
     Error,

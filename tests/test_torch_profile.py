@@ -10,9 +10,10 @@ import torch
 from run import reference_flags
 
 import train_llama3 as ref
-from llamac import ops, peak, profile
-from llamac.options import parse
-from llamac.torch_profile import Profiler, flops_of, operation_of, summarise
+from llamac import ops
+from llamac.profile import peak, profile
+from llamac.profile.torch_profile import Profiler, flops_of, operation_of, summarise
+from llamac.training.options import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -55,7 +56,7 @@ def test_a_run(data, tmp_path, capsys, ops):
 @pytest.mark.parametrize("chunks", [2, 9])  # of more than eight our product adds the weight's gradient up
 def test_products_of_a_loss(chunks, tmp_path, monkeypatch):
     rows, channels, vocabulary = 45, 16, 33
-    monkeypatch.setattr(ops, "CHUNK_BYTES", -(-2 * vocabulary * rows // chunks))
+    monkeypatch.setattr("llamac.ops.operations.CHUNK_BYTES", -(-2 * vocabulary * rows // chunks))
     hidden, weight = (torch.randn(n, channels).bfloat16().requires_grad_() for n in (rows, vocabulary))
     profiler = Profiler(tmp_path, count=1, steps=1, device="cpu", dtype=torch.bfloat16)
     with profiler.step(1):

@@ -18,9 +18,8 @@ import pytest
 from run import MODEL, PRECISIONS, T, V, events, flags, losses, trainer_flags
 
 import llamac
-from llamac import tokenizer
-from llamac.data import Loader
-from llamac.native import native
+from llamac.base.native import native
+from llamac.data import Loader, tokenizer
 
 FILES = ("config.json", "model.safetensors", "optimizer.safetensors")
 ACCUMULATION = 2

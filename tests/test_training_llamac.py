@@ -10,10 +10,10 @@ from run import losses, reference_flags
 from torch._dynamo.utils import counters
 
 import train_llama3 as ref
-from llamac.config import Config, load_config
-from llamac.options import parse
-from llamac.tolerance import BACKWARD, FORWARD, violation
+from llamac.base.tolerance import BACKWARD, FORWARD, violation
+from llamac.model.config import Config, load_config
 from llamac.training.operations import adamw_step, llamac_operations
+from llamac.training.options import parse
 from llamac.training.weights import Part, fuse_products, init_weights, parts
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,7 +10,7 @@ import pytest
 from directories import TEXT, write_directory
 
 from llamac import Trainer
-from llamac.finetune import Encoder, batch
+from llamac.training.finetune import Encoder, batch
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install trl")
 
@@ -113,7 +113,7 @@ def test_packed(directory, tmp_path, train, kind):
     loss, norm = of_trl(directory, ROWS[kind], tmp_path / "trl", packing=True)
     data, folder, out = tmp_path / "rows.jsonl", tmp_path / "packed", tmp_path / "out"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS[kind]))
-    words = [sys.executable, "-m", "llamac.finetune", directory, data, "--prepare", folder]
+    words = [sys.executable, "-m", "llamac", "finetune", directory, data, "--prepare", folder]
     made = subprocess.run([*words, "--seq-len", str(T)], capture_output=True, text=True, timeout=120)
     assert made.returncode == 0, made.stderr
     sequences = int(made.stdout.split("train: ")[1].split()[0])

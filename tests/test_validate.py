@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "dev"))
 import validate
 from validate import Machine, Stage
 
-from llamac.errors import InputError
+from llamac.base.errors import InputError
 from llamac.report import validation
 
 
@@ -132,7 +132,7 @@ def test_archive_and_page(command, machine, capsys, monkeypatch):
         sizes = {entry.name: entry.size for entry in tar}
     assert sizes["validation/good/console.log"] == validate.LOG_BYTES and archive.stat().st_size < 1 << 20
     monkeypatch.setattr(sys, "argv", ["report", "validation", str(archive)])
-    from llamac.report.__main__ import main
+    from llamac.report.command import main
 
     capsys.readouterr()
     main()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from launch import for_gpus, has
 
-import llamac.version
-from llamac.version import commit, provenance, provenance_text
+import llamac.base.version
+from llamac.base.version import commit, provenance, provenance_text
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -71,7 +71,7 @@ def test_measured_numbers_name_the_commit(monkeypatch, tmp_path):
         tmp_path,
         tmp_path / "site-packages",
     ):  # without a commit, and in another project's checkout
-        monkeypatch.setattr(llamac.version, "FOLDER", folder)
+        monkeypatch.setattr(llamac.base.version, "FOLDER", folder)
         assert commit() == "unknown"
 
 

@@ -249,7 +249,7 @@ bool begins_with(const std::string& text, const char* begin) {
     return text.rfind(begin, 0) == 0;
 }
 
-// By its name; llamac/config.py has the same. Files of an optimizer, of tokens and of a tokenizer are no weights.
+// By its name; llamac/model/config.py has the same. Files of an optimizer, of tokens and of a tokenizer are no weights.
 bool is_of_weights(const std::string& name) {
     for (const char* other : {"optimizer", "scheduler", "scaler", "rng_state", "training_args", "tokenizer"})
         if (begins_with(name, other)) return false;

@@ -33,7 +33,8 @@ std::string escaped(std::string_view text, std::string_view kept, size_t most) {
             std::snprintf(escape, sizeof escape, "\\x%02x", static_cast<unsigned char>(text[at]));
             line += escape;
         }
-        if (line.size() > most) return line.substr(0, most) + "...";  // escapes count, as in llamac/errors.py
+        if (line.size() > most)
+            return line.substr(0, most) + "...";  // escapes count, as in llamac/base/errors.py
     }
     return line;
 }

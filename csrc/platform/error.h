@@ -15,7 +15,7 @@ struct Error : std::runtime_error {
 
 // The text for a terminal, with "\x1b" for each byte of a character that could move its cursor, change its state or turn
 // the direction of the text around: ASCII's control characters but '\n' and '\t', U+0080 to U+009F, and Unicode's marks
-// of lines and directions. llamac/errors.py has the same; test_readers.py::test_no_control_character_is_shown.
+// of lines and directions. llamac/base/errors.py has the same; test_readers.py::test_no_control_character_is_shown.
 std::string printable(std::string_view text);
 // The same for one line, in which '\n' and '\t' are escaped, too, and which is cut where it is endless.
 std::string one_line(std::string_view text);

@@ -1,4 +1,4 @@
-// llamac._native.Inference: train/inference.h for Python. llamac/inference.py checks what users give it.
+// llamac._native.Inference: train/inference.h for Python. llamac/inference/model.py checks what users give it.
 #include "train/inference.h"
 
 #include <pybind11/functional.h>

@@ -1,5 +1,5 @@
-// llamac._native: the registry and the trainer for Python, free of torch. llamac/registry.py and llamac/trainer.py are
-// what users see of it.
+// llamac._native: the registry and the trainer for Python, free of torch. llamac/base/registry.py and
+// llamac/training/trainer.py are what users see of it.
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -366,7 +366,7 @@ PYBIND11_MODULE(_native, m) {
     using namespace llamac;
     m.doc() = "The registry of llamac's operations, and the rules that C and Python share.";
     raise_failed_checks();
-    const py::module_ errors = py::module_::import("llamac.errors");
+    const py::module_ errors = py::module_::import("llamac.base.errors");
     // Never given back: the interpreter is gone before this library's statics are.
     static const py::handle error = py::object(errors.attr("InputError")).release();
     py::register_exception_translator([](std::exception_ptr thrown) {

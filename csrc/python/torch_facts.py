@@ -3,8 +3,8 @@ version;platform;toolkit;folder;runtime;blaslt, empty what torch has not.
 
 toolkit is the version of CUDA or HIP that torch was built with. runtime and blaslt are the files that torch
 itself has loaded. Linking them by their path writes the names that they call themselves into the extension,
-and the loader then finds them among what torch has loaded already, or llamac/native.py: a wheel of ROCm's
-torch carries its own runtime under a file name that is not the one it calls itself.
+and the loader then finds them among what torch has loaded already, or llamac/base/native.py: a wheel of
+ROCm's torch carries its own runtime under a file name that is not the one it calls itself.
 """
 
 from pathlib import Path

@@ -1,4 +1,5 @@
-// llamac._native.Trainer: the program's trainer (train/trainer.h) for Python. llamac/trainer.py checks what users give it.
+// llamac._native.Trainer: the program's trainer (train/trainer.h) for Python. llamac/training/trainer.py checks what users
+// give it.
 #include "train/trainer.h"
 
 #include <pybind11/numpy.h>

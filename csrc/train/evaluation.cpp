@@ -75,7 +75,7 @@ void check_questions(const Questions& q, int64_t vocab_size, uint64_t tokenizer_
              q.vocab_size);
     if (tokenizer_hash != 0 && q.tokenizer_hash != tokenizer_hash)
         fail(q.path, ": expected ids of the training data's tokenizer (XXH3_64 ", hex(tokenizer_hash),
-             "), found ", hex(q.tokenizer_hash), "; `python -m llamac.eval --prepare` makes a new one");
+             "), found ", hex(q.tokenizer_hash), "; `llamac eval --prepare` makes a new one");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // The flags of a training run, which are also the keys of the TOML file that --config names. Flags override the file,
-// and the file overrides the defaults. The table is configs/tables/flags.toml, which llamac/options.py also reads.
+// and the file overrides the defaults. The table is configs/tables/flags.toml; llamac/training/options.py reads it, too.
 // resolve(), micro_batches() and shard_group() check combinations of values.
 #pragma once
 #include <cstdint>

@@ -35,7 +35,7 @@ Plotter find_plotter() {
     const fs::path folder = fs::read_symlink("/proc/self/exe", none).parent_path();
     const fs::path build = folder.parent_path();
     const fs::path checkout = build.filename() == "build" ? build.parent_path() : fs::path();
-    const fs::path package = fs::exists(checkout / "llamac/plot.py", none) ? checkout : fs::path();
+    const fs::path package = fs::exists(checkout / "llamac/report/plot.py", none) ? checkout : fs::path();
     for (const fs::path& python : {package / ".venv/bin/python", folder / "python3"})
         if (python.is_absolute() && access(python.c_str(), X_OK) == 0) return {python, package};
     return {"python3", package};
@@ -86,17 +86,17 @@ int run_quietly(const std::vector<std::string>& command) {
 
 std::string draw_loss_plot(const std::string& out) {
     const Plotter plotter = find_plotter();
-    std::vector<std::string> command = {plotter.python, "-m", "llamac.plot", out};
+    std::vector<std::string> command = {plotter.python, "-m", "llamac", "plot", out};
     if (!plotter.package.empty()) {
         const char* const path = std::getenv("PYTHONPATH");
         const std::string further = path && *path ? std::string(":") + path : "";
         command.insert(command.begin(), {"env", "PYTHONPATH=" + plotter.package.string() + further});
     }
     const int status = run_quietly(command);
-    if (status < 0) return "no plot (`" + plotter.python + " -m llamac.plot " + out + "` did not end)";
+    if (status < 0) return "no plot (`" + plotter.python + " -m llamac plot " + out + "` did not end)";
     if (status == 0) return "plot " + out + "/loss.png";
     if (status == 2) return "no plot (there are no steps in the log)";
-    return "no plot (" + plotter.python + " has no llamac with matplotlib; run `python -m llamac.plot " +
+    return "no plot (" + plotter.python + " has no llamac with matplotlib; run `python -m llamac plot " +
            out + "` with a Python that has, or name it by LLAMAC_PYTHON)";
 }
 

@@ -1,4 +1,4 @@
-// A file of multiple-choice questions in token ids, NAME.questions, as `python -m llamac.eval --prepare` writes it.
+// A file of multiple-choice questions in token ids, NAME.questions, as `llamac eval --prepare` writes it.
 // docs/training.md, "The file of questions", has the format.
 #pragma once
 #include <cstdint>

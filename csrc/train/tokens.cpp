@@ -26,8 +26,8 @@ std::string how_to_make(const std::string& pattern) {
     const size_t slash = pattern.find_last_of('/');
     const std::string folder = slash == pattern.npos ? "." : pattern.substr(0, slash);
     for (const char* name : {"stdlib", "tinyshakespeare"})
-        if (folder == std::string("data/") + name) return std::string("python -m llamac.data ") + name;
-    return "python -m llamac.data TEXT --tokenizer FILE --out " + folder;
+        if (folder == std::string("data/") + name) return std::string("python -m llamac data ") + name;
+    return "python -m llamac data TEXT --tokenizer FILE --out " + folder;
 }
 
 std::vector<std::string> matching_paths(const std::string& pattern) {

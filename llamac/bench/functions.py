@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from llamac import fp8, ops
+from llamac import ops
+from llamac.base.dtypes import dtype_row
+from llamac.base.registry import least_work
+from llamac.base.tolerance import BACKWARD, FORWARD, violation
 from llamac.bench import torch_operations as torch_ops
 from llamac.bench.timing import Call
 from llamac.bench.torch_operations import DTYPES, Case, Inputs
-from llamac.config import load_config
-from llamac.dtypes import dtype_row
-from llamac.registry import least_work
-from llamac.tolerance import BACKWARD, FORWARD, violation
+from llamac.model.config import load_config
+from llamac.ops import fp8
 
 # Described operations by name, with the operands that are left out.
 Work = dict[str, tuple[str, ...]]

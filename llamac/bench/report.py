@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamac.plot import COLORS, STYLE, WIDTH, save
+from llamac.report.plot import COLORS, STYLE, WIDTH, save
 
 _BLUE, _ORANGE, _GREY, _SKY, _YELLOW, _WINE, _PINK = COLORS
 # What is compared: its words in a picture, and the color that it has in all of them.

@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
-from llamac import fp8, fp8_reference, reference
-from llamac.dtypes import torch_dtypes
+from llamac import reference
+from llamac.base.dtypes import torch_dtypes
+from llamac.ops import fp8
+from llamac.training import fp8_reference
 
 DTYPES = torch_dtypes("f32", "bf16")
 EPS = 1e-5

@@ -1,5 +1,5 @@
 """Token files: reading them in the order in which training visits them, writing them, and making them from
-text (`python -m llamac.data INPUT... --out DIR`). docs/training.md, "Your own text", is the user's page.
+text (`llamac data INPUT... --out DIR`). docs/training.md, "Your own text", is the user's page.
 """
 
 from llamac.data.tokens import (

@@ -14,9 +14,9 @@ from typing import Any
 
 import xxhash
 
+from llamac.base.errors import InputError
 from llamac.data import hub
 from llamac.data.inputs import InputFile, Stream, open_seekable, requires
-from llamac.errors import InputError
 
 BLOCK_BYTES = 1 << 20
 MOST_DOCUMENT = 1 << 24  # bytes of one document that is not cut: workers hold it whole

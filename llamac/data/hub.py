@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from llamac.base.errors import InputError
 from llamac.data.inputs import InputFile, requires
-from llamac.errors import InputError
 
 
 def describe(dataset: str, split: str) -> InputFile:

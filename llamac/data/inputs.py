@@ -1,4 +1,4 @@
-"""Inputs of `python -m llamac.data`: files, folders, patterns and standard input, plain or compressed.
+"""Inputs of `llamac data`: files, folders, patterns and standard input, plain or compressed.
 
 The suffix of a name gives the format: .jsonl, .jsonlines, .ndjson and .json (JSON lines or an array, as they
 begin), .parquet, .arrow, .feather. Tables of other formats are refused; anything else is text. A further
@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from llamac.errors import InputError
-from llamac.files import Kind, open_file, read_json
+from llamac.base.errors import InputError
+from llamac.base.files import Kind, open_file, read_json
 
 KINDS = ("text", "jsonl", "json", "parquet", "arrow")
 PACKINGS = {".gz": "gz", ".zst": "zst", ".zstd": "zst"}

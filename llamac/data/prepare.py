@@ -19,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
+from llamac.base.errors import InputError, printable
+from llamac.base.files import read_json
 from llamac.data.documents import Block, Reading, blocks
 from llamac.data.encode import MOST_NAMED, Encoded, Encoder, encode_block
 from llamac.data.inputs import InputFile
 from llamac.data.progress import Progress
 from llamac.data.shards import FORMAT, INDEX, PARTIAL, STATE, ShardWriter, write_json
+from llamac.data.tokenizer_json import SETTINGS
 from llamac.data.tokens import token_dtype
 from llamac.data.workers import Workers
-from llamac.errors import InputError, printable
-from llamac.files import read_json
-from llamac.tokenizer_json import SETTINGS
 
 SPLITS = ("train", "val")
 _SIZE = range(2**63)

@@ -8,11 +8,11 @@ import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llamac.base.errors import InputError
 from llamac.data import hub
 from llamac.data.documents import Reading
 from llamac.data.inputs import InputFile, find
 from llamac.data.prepare import Source
-from llamac.errors import InputError
 
 _SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 _VAL = re.compile(r"(^|[^a-z])(val|valid|validation)([^a-z]|$)", re.IGNORECASE)

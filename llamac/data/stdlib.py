@@ -1,6 +1,6 @@
 """Tokens of the source code of the Python standard library: real text that every machine has.
 
-`python -m llamac.data stdlib` writes tokenizer.tiktoken (byte-level BPE of the training part), tokenizer.json
+`llamac data stdlib` writes tokenizer.tiktoken (byte-level BPE of the training part), tokenizer.json
 and tokenizer_config.json (the same for transformers), train_000.bin, val_000.bin. Validation consists of
 whole top-level packages, chosen only by name, so that every machine holds out the same ones.
 """
@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from llamac import tokenizer
+from llamac.base.errors import InputError
+from llamac.base.files import read_text
+from llamac.data import tokenizer
 from llamac.data.tokens import permute, read_bin, write_shards
-from llamac.errors import InputError
-from llamac.files import read_text
 
 # Left out at the top: what is not the library's own (site-packages), what is generated or nearly identical
 # (tables, encodings), and what some systems or newer versions do not have.

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from llamac.errors import InputError
-from llamac.files import open_file
+from llamac.base.errors import InputError
+from llamac.base.files import open_file
 
 HEADER_BYTES = 1024
 # Marks of a token in a packed file: it does not count as a target; a document begins with it.
@@ -192,8 +192,8 @@ def how_to_make(pattern: str) -> str:
     """The command that makes such files: the project's texts have names, and folders of their own."""
     folder = os.path.dirname(pattern) or "."
     if folder in ("data/stdlib", "data/tinyshakespeare"):
-        return f"python -m llamac.data {os.path.basename(folder)}"
-    return f"python -m llamac.data TEXT --tokenizer FILE --out {folder}"
+        return f"python -m llamac data {os.path.basename(folder)}"
+    return f"python -m llamac data TEXT --tokenizer FILE --out {folder}"
 
 
 class Loader:

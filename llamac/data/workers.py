@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any
 
-from llamac.errors import InputError
+from llamac.base.errors import InputError
 
 _AHEAD = 2  # blocks that a worker holds: one that it encodes, one that waits
 

@@ -1,1 +1,1 @@
-"""Evaluation of models: multiple-choice questions, and bits per byte of texts. `python -m llamac.eval`."""
+"""Evaluation of models: multiple-choice questions, and bits per byte of texts. `llamac eval`."""

@@ -1,6 +1,6 @@
 """lm-eval with llamac as its model:
 
-    python -m llamac.eval.harness --model llamac --model_args pretrained=DIR --tasks piqa
+    llamac lm-eval --model llamac --model_args pretrained=DIR --tasks piqa
 
 The flags are those of lm_eval, which must be installed. Importing this module registers the model class.
 """
@@ -11,10 +11,10 @@ from typing import Any
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from llamac import chat
-from llamac.errors import InputError, run
+from llamac.base.errors import InputError
+from llamac.data import chat
 from llamac.eval.likelihood import BATCH_TOKENS, Scorer
-from llamac.inference import Inference, Sampling
+from llamac.inference.model import Inference, Sampling
 
 
 @register_model("llamac")
@@ -130,7 +130,3 @@ def main() -> None:
     from lm_eval.__main__ import cli_evaluate
 
     cli_evaluate()
-
-
-if __name__ == "__main__":
-    run(main)

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from llamac import tokenizer
-from llamac.config import load_config
+from llamac.base.errors import InputError
+from llamac.data import tokenizer
 from llamac.data.tokens import IGNORED
-from llamac.errors import InputError
-from llamac.inference import Inference, encode, load_tokenizer
+from llamac.inference.model import Inference, encode, load_tokenizer
+from llamac.model.config import load_config
 
 BATCH_TOKENS = 4096  # of a pass, padding included
 

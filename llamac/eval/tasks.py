@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamac.errors import InputError
-from llamac.files import excerpt, parse_json, read_bytes
+from llamac.base.errors import InputError
+from llamac.base.files import excerpt, parse_json, read_bytes
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from llamac.base.errors import InputError
+from llamac.base.files import read_text
+from llamac.data.tokenizer import data_hash
 from llamac.data.tokens import read_bin
-from llamac.errors import InputError
 from llamac.eval.likelihood import Scorer
-from llamac.files import read_text
-from llamac.tokenizer import data_hash
 
 AT_ONCE = 1 << 10  # windows that are scored together
 IDS_AT_ONCE = 1 << 20

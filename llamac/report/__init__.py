@@ -1,1 +1,1 @@
-"""Reports of runs: `python -m llamac.report OUT` writes one HTML file, or exports the log to other tools."""
+"""Reports of runs: `llamac report OUT` writes one HTML file, or exports the log to other tools."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from llamac import __version__
-from llamac.plot import short
 from llamac.report.log import RunLog, points, spread
+from llamac.report.plot import short
 from llamac.report.profile import picture
 from llamac.report.reduce import kept, rounded, smooth
 

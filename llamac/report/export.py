@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from llamac.errors import InputError
+from llamac.base.errors import InputError
 from llamac.report.log import RunLog
 from llamac.report.metrics import Row, configuration, rows
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from llamac.errors import InputError
-from llamac.files import MOST_LOG, excerpt, open_file, parse_json
+from llamac.base.errors import InputError
+from llamac.base.files import MOST_LOG, excerpt, open_file, parse_json
 
 STEP_FIELDS = (
     "loss",

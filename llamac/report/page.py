@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from importlib import resources
 
-from llamac.errors import InputError
-from llamac.plot import COLORS
+from llamac.base.errors import InputError
+from llamac.report.plot import COLORS
 
 _FILES = resources.files("llamac.report") / "page"
 MISSING = "plotly, which draws the charts, is not installed: pip install 'llamac[report]' or plotly"

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from llamac import profile as profiles
-from llamac.errors import InputError
+from llamac.base.errors import InputError
+from llamac.profile import profile as profiles
 
 _MOST_ROWS = 24
 

@@ -4,7 +4,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
-from llamac.errors import InputError
+from llamac.base.errors import InputError
 from llamac.report import content, page
 from llamac.report.log import RunLog
 

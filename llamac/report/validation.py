@@ -1,4 +1,4 @@
-"""`python -m llamac.report validation FILE` renders the archive of `make validate` (dev/validate.py)."""
+"""`llamac report validation FILE` renders the archive of `make validate` (dev/validate.py)."""
 
 import argparse
 import re
@@ -7,9 +7,9 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamac.errors import InputError, printable
-from llamac.files import open_file, parse_json
-from llamac.version import provenance_text
+from llamac.base.errors import InputError, printable
+from llamac.base.files import open_file, parse_json
+from llamac.base.version import provenance_text
 
 FORMAT = "llamac validation 1"
 _RECORD = dict.fromkeys(("stage", "status", "reason", "commit"), str) | {"seconds": float}
@@ -151,7 +151,7 @@ def write_row(validation: Validation, page: Path) -> None:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m llamac.report validation",
+        prog="llamac report validation",
         description="Render the archive of `make validate` as markdown.",
     )
     parser.add_argument("archive", type=Path, metavar="FILE", help="validation.tar.gz")

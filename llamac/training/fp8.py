@@ -1,5 +1,5 @@
 """--matmul-dtype fp8 in train_llama3.py: the products of the blocks, and with --fp8-head on also of the head,
-with llamac.fp8_reference or, with --ops llamac, with llamac.ops.linear. The C program uses
+with llamac.training.fp8_reference or, with --ops llamac, with llamac.ops.linear. The C program uses
 csrc/model/fp8.cpp.
 """
 
@@ -13,11 +13,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from llamac import fp8_reference
-from llamac.block import BLOCK
-from llamac.config import Config
-from llamac.errors import InputError
-from llamac.options import Options
+from llamac.base.errors import InputError
+from llamac.model.block import BLOCK
+from llamac.model.config import Config
+from llamac.training import fp8_reference
+from llamac.training.options import Options
 from llamac.training.ranks import world
 
 PER_BLOCK = len(BLOCK)

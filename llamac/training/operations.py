@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llamac.config import Config, rope_frequencies
-from llamac.errors import InputError
+from llamac.base.errors import InputError
+from llamac.model.config import Config, rope_frequencies
 from llamac.training.rounding import upload
 
 

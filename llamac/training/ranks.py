@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from llamac.dtypes import torch_dtypes
-from llamac.options import Options
+from llamac.base.dtypes import torch_dtypes
+from llamac.training.options import Options
 
 DTYPES = torch_dtypes("f32", "bf16")
 

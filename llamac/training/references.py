@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-import llamac.random
-from llamac import hf
-from llamac.config import Config, load_config
+import llamac.base.random
 from llamac.data.tokens import find_documents
-from llamac.options import Options
+from llamac.model import hf
+from llamac.model.config import Config, load_config
 from llamac.training import fp8
+from llamac.training.options import Options
 from llamac.training.ranks import DTYPES
 from llamac.training.weights import fuse_products, init_weights, load_weights, save_model
 
@@ -64,7 +64,7 @@ def write_reference(
     init_weights(model, seed)
     for k, weight in enumerate(model.parameters()):
         if weight.dim() == 1:  # norm weights other than 1: one that is forgotten or swapped must show
-            noise = torch.from_numpy(llamac.random.normal(seed, 0, 4 * k, weight.numel()))
+            noise = torch.from_numpy(llamac.base.random.normal(seed, 0, 4 * k, weight.numel()))
             weight.data += 0.2 * noise
     save_model(model, directory, dtype)
     ids = np.random.default_rng(seed).integers(config.vocab_size, size=(2, B, T))

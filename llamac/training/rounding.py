@@ -1,8 +1,8 @@
 """Stochastic rounding to bf16, and the random bits for it.
 
-On the CPU, the bits are those of the C program (Philox; llamac/random.py). On a GPU, the kernel that uses
-them computes them with a hash, because Philox would take longer than the update of the weights. The bits of
-an element do not depend on the process that holds it.
+On the CPU, the bits are those of the C program (Philox; llamac/base/random.py). On a GPU, the kernel that
+uses them computes them with a hash, because Philox would take longer than the update of the weights. The bits
+of an element do not depend on the process that holds it.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import llamac.random
+import llamac.base.random
 from llamac.training.weights import Part
 
 ROUNDING_STREAM = 0xFFFFFFFE  # of random numbers; the parameters have the lowest ones
@@ -47,7 +47,7 @@ def philox_bits(part: Part, stored: list[Tensor], seed: int, step: int) -> list[
     narrow = [x.dtype == torch.bfloat16 for x in stored]
     if not any(narrow):
         return [None] * 3
-    bits = llamac.random.bits(seed, step, 4 * part.index, len(stored[0]), part.start())
+    bits = llamac.base.random.bits(seed, step, 4 * part.index, len(stored[0]), part.start())
     each = zip((bits, *moment_bits(bits)), narrow, strict=True)
     return [upload(x.view(np.int32), stored[0].device) if wanted else None for x, wanted in each]
 
@@ -55,7 +55,8 @@ def philox_bits(part: Part, stored: list[Tensor], seed: int, step: int) -> list[
 def hash_seeds(parts: list[Part], seed: int, step: int, device: torch.device) -> Tensor:
     """int32[parts,4]: what hashed_bits() starts from, so that a part's bits are its rows' of the weight."""
     indices = [part.index for part in parts]
-    bits = llamac.random.bits(seed, step, ROUNDING_STREAM, 4 * (1 + max(indices))).reshape(-1, 4)[indices]
+    numbers = llamac.base.random.bits(seed, step, ROUNDING_STREAM, 4 * (1 + max(indices)))
+    bits = numbers.reshape(-1, 4)[indices]
     ahead = np.array([part.start() * 0x9E3779B9 & 0xFFFFFFFF for part in parts], np.uint32)
     return upload((bits + ahead[:, None]).view(np.int32), device)
 

@@ -16,18 +16,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import llamac.options
-import llamac.profile
-import llamac.tokenizer
-from llamac import hf
-from llamac.config import Config, load_config
+from llamac.base.dtypes import TABLE
+from llamac.base.errors import InputError
+from llamac.data import tokenizer as tokenizers
 from llamac.data.tokens import Loader, find_documents
-from llamac.dtypes import TABLE
-from llamac.errors import InputError
-from llamac.options import Options
-from llamac.torch_profile import Profiler
-from llamac.training import fp8
+from llamac.model import hf
+from llamac.model.config import Config, load_config
+from llamac.profile import profile
+from llamac.profile.torch_profile import Profiler
+from llamac.training import fp8, options
 from llamac.training.operations import adamw_step, llamac_operations
+from llamac.training.options import Options
 from llamac.training.ranks import DTYPES, join_ranks, leave, rank, shard, world
 from llamac.training.rounding import upload
 from llamac.training.weights import fuse_products, init_weights, load_weights, parts, whole_weights
@@ -80,7 +79,7 @@ class Batches:
 
     def _marks(self, o: Options, config: Config) -> tuple[int | None, int | None]:
         """The tokens that begin and end a text, of the tokenizer that made the data."""
-        tokenizer = llamac.tokenizer.find(o.tokenizer, self.data.shards)
+        tokenizer = tokenizers.find(o.tokenizer, self.data.shards)
         if not tokenizer:
             expected = "the tokenizer of the data, whose tokens tell documents apart"
             raise InputError(
@@ -241,7 +240,7 @@ class Log:
         self.finish(self.late)
         if self.profiler and self.profiler.is_complete(step):
             self.finish()
-            print(llamac.profile.report(llamac.profile.read(self.profiler.finish())), flush=True)
+            print(profile.report(profile.read(self.profiler.finish())), flush=True)
 
     def finish(self, late: int = 0) -> None:
         """Wait for the steps begun, except for the last `late`, and write them. A step's time starts at the
@@ -285,7 +284,7 @@ def command_line(argv: list[str], train: Program, write_references: Program, hel
     """
     if "--train" in argv:
         try:
-            train(llamac.options.parse([arg for arg in argv if arg != "--train"]))
+            train(options.parse([arg for arg in argv if arg != "--train"]))
         except InputError as error:
             if rank() == 0:
                 raise
@@ -296,9 +295,9 @@ def command_line(argv: list[str], train: Program, write_references: Program, hel
         leave()
     elif argv[:1] in (["-h"], ["--help"]):
         print(f"{help}\nWith --train:\n")
-        llamac.options.parse(["--help"])
+        options.parse(["--help"])
     elif all(arg.startswith(REFERENCE_FLAGS) for arg in argv if arg.startswith("-")):
-        write_references(llamac.options.parse(argv))
+        write_references(options.parse(argv))
     else:
         expected = "--train, or nothing but --matmul-dtype, --fp8-... and --document-mask (reference tensors)"
         raise InputError(f"expected {expected}, found {' '.join(argv)}")

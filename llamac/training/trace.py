@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from llamac.block import BLOCK
+from llamac.model.block import BLOCK
 
 
 class Call(NamedTuple):

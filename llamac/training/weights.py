@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import llamac.random
-from llamac import hf
-from llamac.block import BLOCK
+import llamac.base.random
+from llamac.model import hf
+from llamac.model.block import BLOCK
 from llamac.training.ranks import is_sharded, local
 
 
@@ -124,9 +124,9 @@ def init_weights(model: nn.Module, seed: int) -> None:
             continue
         where = seed, 0, 4 * part.index, weight.numel(), part.start()
         if weight.is_cuda:
-            values = llamac.random.normal_on(weight.device, *where)
+            values = llamac.base.random.normal_on(weight.device, *where)
         else:
-            values = torch.from_numpy(llamac.random.normal(*where))
+            values = torch.from_numpy(llamac.base.random.normal(*where))
         weight.copy_(values.mul_(model.config.initializer_range).view_as(weight))
 
 

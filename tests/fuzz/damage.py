@@ -30,14 +30,18 @@ import task_rows
 from directories import TEXT, sentencepiece, write_tokenizer
 from fuzz import inputs, twins
 
-from llamac import chat, checkpoint, counters, finetune, generate, limited, tokenizer
-from llamac.data import documents, encode, prepare
+from llamac.base import limited
+from llamac.base.errors import InputError
+from llamac.data import chat, documents, encode, prepare, tokenizer
 from llamac.data import inputs as data_inputs
-from llamac.errors import InputError
 from llamac.eval import tasks, text
-from llamac.inference import TextModel, _dtype
+from llamac.inference import generate
+from llamac.inference.model import TextModel, _dtype
+from llamac.model import checkpoint
+from llamac.profile import counters
 from llamac.report import content, page, validation
 from llamac.report.log import read as read_report
+from llamac.training import finetune
 
 SECONDS = 20  # of a reader, on a busy machine
 MESSAGES = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]
@@ -165,8 +169,8 @@ def _data_files() -> Iterator[tuple[str, Files]]:
 
 
 def _read_state(folder: Path) -> None:
-    """Of `python -m llamac.data`, to go on with a stopped run and to find a finished one."""
-    from llamac.data.__main__ import _summary
+    """Of `llamac data`, to go on with a stopped run and to find a finished one."""
+    from llamac.data.command import _summary
 
     (folder / "x.txt").write_text(TEXT)
     sources = [prepare.Source("x", data_inputs.find(str(folder / "x.txt"), folder)[0], documents.Reading())]

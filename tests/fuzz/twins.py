@@ -13,10 +13,12 @@ import numpy as np
 import xxhash
 from fuzz.inputs import safetensors, tensor
 
-from llamac import hf, plot, profile, tokenizer, vocabulary
-from llamac.config import load_config
-from llamac.data import Loader
-from llamac.errors import InputError
+from llamac.base.errors import InputError
+from llamac.data import Loader, tokenizer, vocabulary
+from llamac.model import hf
+from llamac.model.config import load_config
+from llamac.profile import profile
+from llamac.report import plot
 
 # In C alone, or with another purpose in C: Python's verdict may be another one, but it is a verdict.
 APART = {"log", "gemms", "profile"}

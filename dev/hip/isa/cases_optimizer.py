@@ -8,7 +8,7 @@ from device import Tensor, from_bf16
 from harness import Harness
 from output import Output, dtype_name, label
 
-from llamac.tolerance import ulp
+from llamac.base.tolerance import ulp
 
 F = np.float32
 STEP, NORM, LEARNING_RATE = 17, 2.5, 3e-3

@@ -4,7 +4,7 @@ import numpy as np
 from harness import Harness
 from output import Output, dtype_name, label
 
-from llamac.hashing import hash_halves
+from llamac.base.hashing import hash_halves
 
 F = np.float32
 

@@ -15,7 +15,7 @@ from fp8 import decode, encode
 from output import dtype_name
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
-from llamac.tolerance import floor_of
+from llamac.base.tolerance import floor_of
 
 F = np.float32
 PAGE, MAP_NORESERVE = 4096, 0x4000

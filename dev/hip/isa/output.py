@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
-from llamac.tolerance import FORWARD, allowed_of, error_of, ulp
+from llamac.base.tolerance import FORWARD, allowed_of, error_of, ulp
 
 
 def dtype_name(dtype) -> str:
@@ -26,7 +26,7 @@ class Output:
 
     The largest error is at most `largest` ulp of the largest expected value, and each element's at most
     `each` ulp of itself plus `slack` of the largest value. With a baseline, what another implementation
-    computes in the same precision, llamac.tolerance applies instead, without the floor for the L2 error.
+    computes in the same precision, llamac.base.tolerance applies instead, without the floor for the L2 error.
     `exact`: no error.
     """
 

@@ -1,0 +1,42 @@
+"""Errors of the user: one clear line, and exit code 2."""
+
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+MOST = 5000  # characters of a message: longer than a path
+# As control_bytes() in csrc/platform/error.cpp; test_readers.py::test_no_control_character_is_shown.
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+class InputError(ValueError):
+    """Bad input, to Python or to the compiled modules; llamac.Error is its other name. The message is one
+    line: what, where (file and field), expected, found."""
+
+    def __init__(self, message: str = ""):
+        line = printable(str(message), "")  # files and names may hold anything
+        super().__init__(line if len(line) <= MOST else line[:MOST] + "...")
+
+
+def printable(text: str, kept: str = "\n\t") -> str:
+    """The text for a terminal, with "\\x1b" for each byte of a character that could move its cursor, change
+    its state or turn the direction of the text around, except for the `kept` ones."""
+
+    def escape(match: re.Match) -> str:
+        return match[0] if match[0] in kept else "".join(f"\\x{byte:02x}" for byte in match[0].encode())
+
+    return CONTROL.sub(escape, text)
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a script's main(); bad input or a failing file: `script: message` on stderr, exit code 2. Warnings
+    are such lines, too."""
+    name = Path(sys.argv[0]).name
+    warnings.formatwarning = lambda message, *_, **__: f"{name}: {printable(str(message), '')}\n"
+    try:
+        main()
+    except (InputError, OSError, MemoryError) as error:
+        print(f"{name}: {str(error) or 'out of memory'}", file=sys.stderr)
+        sys.exit(2)

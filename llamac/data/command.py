@@ -1,0 +1,321 @@
+"""`llamac data INPUT... --tokenizer FILE --out DIR` writes token files for training.
+
+INPUT is a list of files, folders, patterns, - (standard input), hub:NAME[:CONFIG] (a data set of the Hugging
+Face hub), or names of the list below. Formats are text, JSON lines, Parquet and Arrow, also compressed (.gz,
+.zst), and folders that the datasets library wrote. docs/training.md, "Your own text", explains every flag.
+"""
+
+import argparse
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llamac.base.errors import InputError
+from llamac.data import hub, prepare, recipes, stdlib, tokenizer
+from llamac.data.documents import Reading, blocks
+from llamac.data.encode import values
+from llamac.data.inputs import KINDS, find
+from llamac.data.prepare import Run, Settings, Source
+from llamac.data.shards import PARTIAL, STATE
+from llamac.data.workers import cores
+
+VAL_FRACTION, SHARD_TOKENS = 0.05, 1 << 27
+MOST_TRAINING_BYTES = 128 << 20  # of text, for a tokenizer
+_NAMED = re.compile(r"([\w.-]+)=(.+)", re.DOTALL)
+_STDLIB_VOCAB = 4096
+_HUB = "hub:"  # before a data set's name in an input
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = "\n".join(f"  {name:16} {recipe.about}" for name, recipe in recipes.RECIPES.items())
+    parser = argparse.ArgumentParser(
+        prog="llamac data",
+        description=__doc__,
+        epilog=f"names of data sets:\n{names}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("input", nargs="*", help="inputs; NAME=INPUT names one for --mix")
+    add("--out", type=Path, metavar="DIR", help="folder of the shards (for a data set's name: data/NAME)")
+    add("--dataset", metavar="NAME[:CONFIG]", help="the same as the input hub:NAME[:CONFIG] (needs datasets)")
+    add(
+        "--split",
+        default="train",
+        metavar="S",
+        help="split of --dataset, or of a folder with several (train)",
+    )
+    add(
+        "--local",
+        metavar="PATH",
+        help="local copy of the named data set's files, instead of a download",
+    )
+    add(
+        "--field",
+        default="text",
+        metavar="F",
+        help="field or column of the text, in JSON lines and tables (text)",
+    )
+    add("--format", default="auto", choices=["auto", *KINDS], help="format, if file names do not show it")
+    add(
+        "--separator",
+        metavar="S",
+        help=r"string between documents of a text file, \n: line end (default: a file is one document)",
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--tokenizer", metavar="PATH|gpt2", help="tokenizer.json, directory of a model, rank file"
+    )
+    which.add_argument(
+        "--vocab-size", type=int, metavar="N", help="train a tokenizer of N tokens on the text"
+    )
+    add(
+        "--val-fraction",
+        type=float,
+        metavar="X",
+        help=f"share of documents to hold out, by their hash; 0: none ({VAL_FRACTION})",
+    )
+    add("--val-tokens", type=int, metavar="N", help="hold out the first N tokens instead")
+    add("--mix", nargs="+", metavar="NAME=X", help="shares of the training tokens, for example a=0.7 b=0.3")
+    add(
+        "--shard-tokens",
+        type=int,
+        default=SHARD_TOKENS,
+        metavar="N",
+        help="largest number of tokens per file",
+    )
+    add(
+        "--workers",
+        type=int,
+        default=cores(),
+        metavar="N",
+        help="number of processes; does not change the result",
+    )
+    add("--strict", action="store_true", help="stop at the first unreadable document")
+    add("--force", action="store_true", help="make the data set again if it exists")
+    return parser
+
+
+def _check(a: argparse.Namespace) -> None:
+    """Numbers and combinations. Raises InputError."""
+    fraction = VAL_FRACTION if a.val_fraction is None else a.val_fraction
+    if not 0 <= fraction < 1:
+        raise InputError(f"--val-fraction: expected 0 to below 1, found {fraction:g}")
+    for flag, least in (("shard_tokens", 1), ("workers", 1), ("val_tokens", 0)):
+        if (getattr(a, flag) or 0) < least and getattr(a, flag) is not None:
+            raise InputError(
+                f"--{flag.replace('_', '-')}: expected at least {least}, found {getattr(a, flag)}"
+            )
+    if a.vocab_size is not None and a.vocab_size < 257:
+        raise InputError(f"--vocab-size: expected at least 256 bytes + 1, found {a.vocab_size}")
+    if not a.input and not a.dataset:
+        raise InputError(
+            "expected an input: files, folders, -, --dataset NAME, or " + ", ".join(recipes.RECIPES)
+        )
+    if a.out is None:
+        if a.dataset or len(a.input) != 1 or a.input[0] not in recipes.RECIPES:
+            raise InputError("expected --out DIR, where the shards go")
+        a.out = Path("data") / a.input[0]
+    if a.input.count("-") > 1:
+        raise InputError("-: expected once, found twice")
+
+
+def _is_name(text: str) -> bool:
+    return text in recipes.RECIPES and not Path(text).exists()
+
+
+def _sources(a: argparse.Namespace, reading: Reading) -> list[Source]:
+    """What the arguments name, with the weights of a mix."""
+    found: list[Source] = []
+    for argument in [*a.input, *([_HUB + a.dataset] if a.dataset else [])]:
+        named = None if Path(argument).exists() else _NAMED.fullmatch(argument)
+        name, target = (named[1], named[2]) if named else (argument, argument)
+        if _is_name(target):
+            if target == "stdlib":
+                raise InputError("stdlib: expected no other inputs, found some: it has its own tokenizer")
+            found += recipes.sources(target, name, reading, a.out, a.local)
+            continue
+        if target.startswith(_HUB):
+            dataset = target.removeprefix(_HUB)
+            label = name if named else dataset.partition(":")[0]
+            found.append(Source(label, [hub.describe(dataset, a.split)], reading))
+            continue
+        files, refused = find(target, a.out, a.format, a.split)
+        found.append(Source(name, files, reading, refused=refused))
+    if a.mix:
+        return _mixed(found, a.mix)
+    only = [file for source in found for file in source.files]
+    if len(only) == 1 and only[0].kind == "text" and not reading.separator and not found[0].reading.separator:
+        found[0].reading = replace(found[0].reading, stretches=True)
+    return found
+
+
+def _mixed(sources: list[Source], mix: list[str]) -> list[Source]:
+    weights: dict[str, float] = {}
+    for entry in mix:
+        name, _, text = entry.rpartition("=")
+        try:
+            weights[name] = float(text)
+        except ValueError:
+            weights[name] = 0
+        if not name or not 0 < weights[name] < float("inf"):
+            raise InputError(f"--mix {entry}: expected NAME=SHARE with a share above 0")
+    trained = [source.name for source in sources if source.reading.split != "val"]
+    if sorted(weights) != sorted(trained):
+        raise InputError(
+            f"--mix: expected a share of each of {', '.join(trained)}, found {', '.join(weights)}"
+        )
+    total = sum(weights.values())
+    for source in sources:
+        source.weight = weights[source.name] / total if source.name in weights else None
+    return sources
+
+
+def _texts(sources: list[Source]) -> Iterator[str]:
+    """The texts of all documents, for a tokenizer: at most MOST_TRAINING_BYTES."""
+    left = MOST_TRAINING_BYTES
+    for source in sources:
+        for block in blocks(source.files, source.reading, [0]):
+            pieces = (piece.text for piece in block.content) if block.kind == "pieces" else None
+            for text in pieces or (value for _, value, _ in values(block, source.reading.field)):
+                if isinstance(text, str) and left > 0:
+                    left -= len(text)
+                    yield text
+            if left <= 0:
+                return
+
+
+def _tokenizer(a: argparse.Namespace, name: str) -> Any:
+    """The tokenizer that is named; None: it is to be trained."""
+    if a.vocab_size:
+        return None
+    named = a.tokenizer or (recipes.RECIPES[name].tokenizer if name in recipes.RECIPES else "")
+    if not named:
+        raise InputError("expected --tokenizer PATH, or --vocab-size N to train one, found neither")
+    return tokenizer.of_ranks(tokenizer.gpt2_ranks()) if named == "gpt2" else tokenizer.load(named)
+
+
+@contextmanager
+def _partial_folder(out: Path) -> Iterator[None]:
+    """The folder of a run that is not done, and those above it. A run that is stopped leaves what it needs to
+    go on. So does one that bad input or a lost connection ends; before its first state it leaves nothing.
+    """
+    missing = [path for path in (out, *out.parents) if not path.exists()]
+    (out / PARTIAL).mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except InputError as error:
+        if (out / PARTIAL / STATE).exists():
+            kept = f"{out / PARTIAL} keeps the finished part, and the same command continues it"
+            raise InputError(f"{error}; {kept}") from None
+        shutil.rmtree(missing[-1] if missing else out / PARTIAL, ignore_errors=True)
+        raise
+
+
+class _Signals:
+    """The first signal while shards are written ends the run between two blocks, any other one at once."""
+
+    def __init__(self) -> None:
+        self.number, self.inside = 0, False
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._received) for number in numbers}
+
+    def restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _received(self, number: int, frame: Any) -> None:
+        is_first, self.number = not self.number, number
+        if not (self.inside and is_first):
+            raise KeyboardInterrupt
+
+    def end(self, out: Path) -> None:
+        """Say what is left, and exit as a program does that a signal ends."""
+        is_kept = (out / PARTIAL / STATE).exists()
+        how = "the same command continues from here" if is_kept else "no shard was written"
+        number = self.number or signal.SIGINT
+        print(f"llamac data: stopped by {signal.Signals(number).name}: {how}", file=sys.stderr)
+        sys.exit(128 + number)
+
+
+def _make(
+    a: argparse.Namespace,
+    settings: Settings,
+    sources: list[Source],
+    encoder: Any,
+    print_: str,
+    signals: _Signals,
+) -> dict[str, Any]:
+    """Make the data set, or go on with it."""
+    partial = a.out / PARTIAL
+    if not prepare.load_state(a.out, print_):
+        for path in partial.iterdir():
+            path.unlink()
+        if encoder is None:
+            tokenizer.save(partial / "tokenizer.tiktoken", tokenizer.train(_texts(sources), a.vocab_size - 1))
+    encoder = encoder or tokenizer.load(partial / "tokenizer.tiktoken")
+    encoder.write_beside_tokens(partial)
+    making = Run(settings, sources, encoder, print_)
+    if making.resumed:
+        print(f"{a.out}: continues after {sum(w.tokens for w in making.writers.values()):,} tokens")
+    signals.inside = True
+    index = making.make(lambda: signals.number != 0)
+    signals.inside = False
+    prepare.publish(a.out, index)
+    return index
+
+
+def _summary(out: Path, index: dict[str, Any]) -> None:
+    for split, made in index["splits"].items():
+        shards = len(made["shards"])
+        counted = f"{made['documents']:,} documents, {made['tokens']:,} tokens"
+        print(f"{out}: {split}: {counted}, {shards} shard{'' if shards == 1 else 's'}")
+    if index["left_out"]:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in index["left_out"].items())
+        print(f"{out}: left out: {reasons}")
+    mixed = [source for source in index["sources"] if source.get("mix") is not None]
+    total = sum(source["train_tokens"] for source in mixed)
+    for source in mixed:
+        share = source["train_tokens"] / max(total, 1)
+        print(f"{out}: mix: {source['name']}: {source['train_tokens']:,} tokens, {share:.3f} of them")
+    if index.get("mix_ended_by"):
+        print(f"{out}: mix: ended where {index['mix_ended_by']} had no more documents")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    a = _parser().parse_args(arguments)
+    _check(a)
+    if a.input == ["stdlib"] and _is_name("stdlib"):
+        root = Path(a.local) if a.local else None
+        return stdlib.prepare(a.out, root, a.vocab_size or _STDLIB_VOCAB, a.force)
+    name = next((argument for argument in a.input if _is_name(argument)), "")
+    encoder = _tokenizer(a, name)
+    separator = (a.separator or "").replace("\\n", "\n")
+    fraction = VAL_FRACTION if a.val_fraction is None else a.val_fraction
+    cuttable = encoder is None or encoder.cuttable
+    val_tokens = a.val_tokens
+    if val_tokens is None:
+        val_tokens = recipes.RECIPES[name].val_tokens if name and a.val_fraction is None else 0
+    reading = Reading(a.field, None, 0 if val_tokens else fraction, separator, cuttable)
+    sources = _sources(a, reading)
+    settings = Settings(a.out, a.workers, a.shard_tokens, val_tokens, a.strict)
+    print_ = prepare.fingerprint(settings, sources, encoder.hash if encoder else a.vocab_size)
+    if not a.force and (index := prepare.is_made(a.out, print_)):
+        _summary(a.out, index)
+        print(f"{a.out}: already there")
+        return None
+    signals = _Signals()
+    try:
+        with _partial_folder(a.out):
+            index = _make(a, settings, sources, encoder, print_, signals)
+        _summary(a.out, index)
+    except KeyboardInterrupt:
+        signals.end(a.out)
+    finally:
+        signals.restore()
+    return None

@@ -1,0 +1,1 @@
+"""`llamac doctor`: checks of the installation, and of the machine (--preflight)."""

@@ -1,0 +1,231 @@
+"""`llamac export gguf DIR FILE.gguf` writes a model for llama.cpp.
+
+DIR is a checkpoint, or any Hugging Face directory of a Llama, with its tokenizer: byte-level BPE, or
+sentencepiece's BPE, as Llama 2 has it. Needs the packages gguf and torch.
+"""
+
+import argparse
+import os
+import re
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamac.base.errors import InputError
+from llamac.data import chat, tokenizer
+from llamac.data.tokenizer import GPT2_SPLIT, LLAMA3_SPLIT
+from llamac.data.tokenizer_json import QWEN2_SPLIT, JsonTokenizer, split_pattern
+from llamac.model.config import Config, RopeScaling, rope_frequencies, yarn_attention
+
+# llama.cpp's names of the patterns by which texts are split.
+SPLITS = {LLAMA3_SPLIT: "llama-bpe", QWEN2_SPLIT: "qwen2", GPT2_SPLIT: "gpt-2"}
+
+
+def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a query or key matrix in GGUF's order: there the two channels that RoPE turns together are
+    neighbours, in Hugging Face's they lie half a head apart."""
+    halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows.shape))
+
+
+def rope_factors(config: Config, scaling: RopeScaling) -> np.ndarray:
+    """f32 [HD/2]: what Llama 3.1 divides each frequency by."""
+    plain, scaled = (rope_frequencies(config.head_dim, config.rope_theta, s) for s in (None, scaling))
+    return (np.array(plain) / np.array(scaled)).astype(np.float32)
+
+
+def write_gguf(directory: str | Path, path: str | Path, dtype: str = "auto") -> None:
+    """Write the model of a directory, renamed into place when whole. dtype: of matrices, f32, f16 or bf16;
+    auto: the files'. Vectors are f32, as llama.cpp wants them. Raises InputError."""
+    try:
+        import gguf
+    except ImportError:
+        raise InputError("export: expected the package gguf, found none: pip install gguf") from None
+    folder, path = Path(directory), Path(path)
+    if not folder.is_dir():
+        raise InputError(f"{directory}: expected a directory with config.json and weights")
+    from llamac.model import hf  # which needs torch
+
+    config = hf.load_config_of_weights(directory)
+    if config.sliding_window and config.sliding_window < config.max_position_embeddings:
+        window = f"the window of {config.sliding_window} tokens: longer contexts are computed without it"
+        warnings.warn(f"{directory}: llama.cpp's architecture llama does not read {window}", stacklevel=2)
+    own = tokenizer.load(folder)
+    temporary = path.with_name(path.name + ".tmp")
+    writer = gguf.GGUFWriter(temporary, "llama")
+    _add_settings(writer, config, folder)
+    _add_tokenizer(writer, config, own, folder)
+    try:
+        kinds = _add_tensors(writer, gguf.GGMLQuantizationType, config, folder, dtype)
+        names = [name for name in ("BF16", "F16") if gguf.GGMLQuantizationType[name] in kinds]
+        writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{names[0]}" if names else "ALL_F32"])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _add_settings(writer: Any, c: Config, folder: Path) -> None:
+    writer.add_name(folder.resolve().name)
+    writer.add_vocab_size(c.vocab_size)
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv(c.num_key_value_heads)
+    writer.add_key_length(c.head_dim)
+    writer.add_value_length(c.head_dim)
+    writer.add_rope_dimension_count(c.head_dim)
+    writer.add_rope_freq_base(c.rope_theta)
+    if (scaling := c.rope_scaling) and scaling.rope_type != "llama3":  # a tensor has Llama 3.1's
+        import gguf
+
+        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling.rope_type))
+        writer.add_rope_scaling_factor(scaling.factor)
+        if scaling.rope_type == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(scaling.original_max_position_embeddings)
+            if scaling.attention_factor != yarn_attention(scaling.factor):
+                writer.add_rope_scaling_yarn_attn_factor(scaling.attention_factor)
+            writer.add_rope_scaling_yarn_beta_fast(scaling.high_freq_factor)
+            writer.add_rope_scaling_yarn_beta_slow(scaling.low_freq_factor)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    if c.sliding_window:
+        writer.add_sliding_window(c.sliding_window)
+    if c.layer_types:
+        writer.add_sliding_window_pattern([window is not None for window in c.windows()])
+
+
+def _add_tokenizer(writer: Any, c: Config, own: Any, folder: Path) -> None:
+    if not isinstance(own, JsonTokenizer):
+        own = _exported(own)
+    content, model = own.model, own.model.get("model", {})
+    split, first_space = SPLITS.get(split_pattern(content) or ""), _first_space(content)
+    merges = model.get("merges")
+    if (split is None and first_space is None) or not isinstance(merges, list):
+        raise InputError(
+            f"{own.path}: expected a byte-level BPE tokenizer that splits text as GPT-2, Llama 3 or Qwen 2 "
+            "do, or sentencepiece's BPE, found another, which the export does not support"
+        )
+    added = own.backend.get_added_tokens_decoder()
+    tokens, types = [], []
+    for id in range(c.vocab_size):
+        name = added[id].content if id in added else own.backend.id_to_token(id)
+        tokens.append(f"[PAD{id}]" if name is None else name)
+        special = id in added and added[id].special
+        types.append(5 if name is None else 3 if special else 4 if id in added else 1)  # gguf.TokenType
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    if split is not None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(split)
+        writer.add_token_merges(merges)
+    else:
+        for id, name in enumerate(tokens):
+            if name == model.get("unk_token"):
+                types[id] = 2
+                writer.add_unk_token_id(id)
+            elif re.fullmatch("<0x[0-9A-F]{2}>", name):
+                types[id] = 6
+        # llama.cpp joins the neighbours whose token has the largest score: that of the earliest merge.
+        order = {merge.replace(" ", ""): -at for at, merge in reversed(list(enumerate(merges)))}
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        writer.add_token_scores([float(order.get(name, -len(merges))) for name in tokens])
+        writer.add_add_space_prefix(first_space)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    begin = own.bos
+    end = own.bos if own.eos is None else own.eos
+    for id, add in (
+        (begin, writer.add_bos_token_id),
+        (end, writer.add_eos_token_id),
+        (own.pad, writer.add_pad_token_id),
+    ):
+        if id is not None:
+            add(id)
+    import gguf
+
+    adds = {"bos": begin is not None}  # of a rank file
+    if own.path.parent == folder:  # else as llama.cpp's own converter reads the files
+        adds = gguf.SpecialVocab(folder).add_special_token
+    for role, value in adds.items():
+        if role in ("bos", "eos"):
+            getattr(writer, f"add_add_{role}_token")(value)
+    with suppress(InputError):  # it needs none
+        writer.add_chat_template(chat.load(folder).source)
+
+
+def _first_space(content: dict) -> bool | None:
+    """Whether sentencepiece's BPE puts a space before a text; None where a tokenizer is no such BPE."""
+    model = content.get("model", {})
+    if model.get("type") != "BPE" or not model.get("byte_fallback"):
+        return None
+    normalizer, split = content.get("normalizer"), content.get("pre_tokenizer")
+    if split is None:
+        steps = (normalizer or {}).get("normalizers", [normalizer])
+        spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+        prefix = {"type": "Prepend", "prepend": "▁"}
+        return steps == [prefix, spaces] if steps in ([prefix, spaces], [spaces]) else None
+    plain = normalizer is None and split.get("type") == "Metaspace" and split.get("replacement") == "▁"
+    return split.get("prepend_scheme") != "never" if plain and not split.get("split", True) else None
+
+
+def _exported(own: Any) -> JsonTokenizer:
+    """A rank file's tokenizer as that of a tokenizer.json."""
+    import tempfile
+
+    from llamac.data import tokenizer_json
+
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.export(folder, own)
+        return tokenizer_json.load(Path(folder))
+
+
+def _add_tensors(writer: Any, types: Any, c: Config, folder: Path, dtype: str) -> set:
+    import gguf
+    import torch
+
+    from llamac.model import hf
+
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c.num_hidden_layers)
+    narrow_types = {torch.bfloat16: types.BF16, torch.float16: types.F16}
+    given, kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}, set()
+    heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}
+    for name, weight in hf.read_weights(folder, dict(c.parameters())):
+        wanted = given.get(dtype, weight.dtype)
+        kind = narrow_types.get(wanted, types.F32) if weight.dim() == 2 else types.F32
+        values = weight.to(wanted if kind != types.F32 else torch.float32).contiguous()
+        # Numpy has no bf16: its bits pass as they are.
+        array = (values.view(torch.int16) if kind == types.BF16 else values).numpy()
+        role = name.split(".")[-2]
+        if role in heads:
+            array = interleaved(array, heads[role])
+        kinds.add(kind)
+        array = array.view(np.uint8) if kind == types.BF16 else array
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), array, raw_dtype=kind)
+    if c.rope_scaling is not None and c.rope_scaling.rope_type == "llama3":
+        writer.add_tensor("rope_freqs.weight", rope_factors(c, c.rope_scaling), raw_dtype=types.F32)
+    return kinds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="llamac export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("format", choices=["gguf"])
+    parser.add_argument("directory", metavar="DIR", help="config.json, weights, tokenizer")
+    parser.add_argument("file", metavar="FILE", help="file to write")
+    parser.add_argument(
+        "--dtype", default="auto", choices=["auto", "f32", "f16", "bf16"], help="type of the matrices"
+    )
+    args = parser.parse_args()
+    write_gguf(args.directory, args.file, args.dtype)
+    print(f"{args.file}: {os.path.getsize(args.file) / 2**20:.1f} MiB")

@@ -1,0 +1,457 @@
+"""Written twice on purpose: csrc/checkpoint/config_json.cpp reads the same; test_agreement.py::test_models.
+
+The model's configuration, read from and written to Hugging Face's config.json.
+
+Every size that follows from another one is computed here and nowhere else. Dimensions: C hidden_size, NH
+query heads, NKV key/value heads, HD head size, F intermediate_size, V vocab_size, L layers, T time.
+"""
+
+import json
+import math
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from llamac.base.errors import InputError
+from llamac.base.files import excerpt, read_json
+from llamac.base.folders import CONFIGS
+from llamac.model.block import ACTIVATIONS, BLOCK
+
+# The largest sizes; csrc/checkpoint/config_json.cpp has the same.
+WIDEST, DEEPEST, LONGEST, MOST_PARAMETERS = 2**24, 2**16, 2**31 - 1, 2**48
+# Per model_type, the values that transformers takes for absent fields, where they are not Llama's. One with a
+# value for sliding_window may have a window.
+MODEL_TYPES: dict[str, dict[str, int]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+}
+# Fields that choose an architecture, with the values that are computed, the default first.
+WORDS: dict[str, tuple[str, ...]] = {
+    "model_type": tuple(MODEL_TYPES),
+    "hidden_act": tuple(ACTIVATIONS),
+    "normalization_function": ("rmsnorm",),
+    "position_embedding_type": ("rope",),
+}
+FLAGS = ("attention_bias", "mlp_bias", "use_qk_norm")  # false alone
+# Those that other architectures' config.json has and Llama's has not.
+NOT_LLAMAS = (
+    "use_qk_norm",
+    "sliding_window",
+    "layer_types",
+    "normalization_function",
+    "position_embedding_type",
+)
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+LLAMA3S, YARNS = ("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """What makes rotary frequencies of longer contexts of those of the first training: linear, or by the
+    turns that a pair of channels makes within the original context. Pairs that turn less than low_freq_factor
+    are slowed down by `factor`, those that turn more than high_freq_factor stay. YaRN calls these beta_slow
+    and beta_fast.
+    """
+
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 0
+    rope_type: str = "llama3"  # or "linear" or "yarn"
+    attention_factor: float = 1.0  # of cosines and sines: YaRN's
+    truncate: bool = True  # YaRN's bounds are whole pairs
+
+    def to_dict(self) -> dict:
+        """As config.json has it."""
+        values = {"rope_type": self.rope_type, "factor": self.factor}
+        if self.rope_type == "linear":
+            return values
+        low, high = LLAMA3S if self.rope_type == "llama3" else YARNS
+        values |= {low: self.low_freq_factor, high: self.high_freq_factor}
+        values["original_max_position_embeddings"] = self.original_max_position_embeddings
+        if self.rope_type == "yarn":
+            values |= {"attention_factor": self.attention_factor, "truncate": self.truncate}
+        return values
+
+
+def yarn_attention(factor: float, scale: float = 1.0) -> float:
+    """What YaRN multiplies cosines and sines by (Peng et al. 2023, equation 22)."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> list[float]:
+    """Radians per position of each pair of a head's channels, [HD/2]: theta^(-2j/HD) (Su et al. 2021), slowed
+    down as Llama 3.1 does it or YaRN (Peng et al. 2023). Between its two bounds the slowdown is blended:
+    Llama's by turns, YaRN's by the number of the pair.
+    """
+    half, first, last = head_dim // 2, 0.0, 0.0
+    if scaling and scaling.rope_type == "yarn":
+        context = scaling.original_max_position_embeddings
+
+        def pair_of(turns: float) -> float:
+            return head_dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+        first, last = pair_of(scaling.high_freq_factor), pair_of(scaling.low_freq_factor)
+        if scaling.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0.0), min(last, head_dim - 1.0)
+        last += 0.001 if first == last else 0.0
+
+    def kept(j: int, frequency: float) -> float:
+        if scaling is None or scaling.rope_type == "linear":
+            return 1.0 if scaling is None else 0.0
+        if scaling.rope_type == "yarn":
+            return min(max((last - j) / (last - first), 0.0), 1.0)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)
+        return min(max((turns - low) / (high - low), 0.0), 1.0)
+
+    factor, frequencies = scaling.factor if scaling else 1.0, []
+    for j in range(half):
+        frequency = theta ** (-j / half)
+        keep = kept(j, frequency)
+        frequencies.append((1 - keep) * frequency / factor + keep * frequency)
+    return frequencies
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of Llama or Mistral, under Hugging Face's names. load_config() makes one and checks that it
+    adds up.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tie_word_embeddings: bool = False
+    initializer_range: float = 0.02
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    model_type: str = "llama"
+    pad_token_id: int | None = None  # carried along where config.json has it, as it is
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    use_qk_norm: bool = False
+    sliding_window: int | None = None
+    layer_types: list[str] | None = None  # which layers have the window; None: all
+    normalization_function: str = "rmsnorm"
+    position_embedding_type: str = "rope"
+
+    @property
+    def q_size(self) -> int:
+        """NH·HD: width of the queries and of the attention's output."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """NKV·HD: width of the keys, and of the values."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the product that makes queries, keys and values has a bias."""
+        return self.attention_bias
+
+    @property
+    def output_bias(self) -> bool:
+        """Whether the output projection of attention has a bias."""
+        return self.attention_bias
+
+    def windows(self) -> list[int | None]:
+        """By layer, how many tokens its attention sees, its own among them. None: all."""
+        types = self.layer_types or ["sliding_attention"] * self.num_hidden_layers
+        return [self.sliding_window if kind == "sliding_attention" else None for kind in types]
+
+    def parameters(self) -> list[tuple[str, tuple[int, ...]]]:
+        """(name, shape) of each parameter, in the order of files and random streams; matrices [out,in]."""
+        C, V = self.hidden_size, self.vocab_size
+        block = [parameter for row in BLOCK for parameter in row.parameters(self)]
+        table: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (V, C))]
+        for layer in range(self.num_hidden_layers):
+            table += [(f"model.layers.{layer}.{name}", shape) for name, shape in block]
+        table.append(("model.norm.weight", (C,)))
+        if not self.tie_word_embeddings:
+            table.append(("lm_head.weight", (V, C)))
+        return table
+
+    def num_parameters(self) -> int:
+        """Elements of all parameters."""
+        return sum(math.prod(shape) for _, shape in self.parameters())
+
+    def flops_per_token(self, T: int) -> int:
+        """FLOPs of a token, forward and backward: 6·(parameters in a matmul) + 6·L·NH·HD·T.
+
+        An untied input embedding is a table look-up and does not count; of attention the causal half counts,
+        and of that what the window leaves.
+        """
+        matrices = sum(math.prod(shape) for _, shape in self.parameters() if len(shape) == 2)
+        if not self.tie_word_embeddings:
+            matrices -= self.vocab_size * self.hidden_size
+        seen = [min(window or T, T) for window in self.windows()]
+        return 6 * matrices + 6 * self.q_size * sum(W * (2 * T - W) // T for W in seen)
+
+    def to_dict(self, torch_dtype: str) -> dict:
+        """The content of config.json; torch_dtype is the dtype of the weights: "float32" or "bfloat16"."""
+        architecture = self.model_type.capitalize() + "ForCausalLM"
+        values = {"architectures": [architecture], "model_type": ""} | asdict(self)
+        if self.rope_scaling is not None:
+            values["rope_scaling"] = self.rope_scaling.to_dict()
+        if self.pad_token_id is None:
+            del values["pad_token_id"]
+        for name in NOT_LLAMAS:
+            kept = name == "sliding_window" and name in MODEL_TYPES[self.model_type]
+            if not kept and (name != "layer_types" or self.layer_types is None):
+                del values[name]
+        return values | {"torch_dtype": torch_dtype}
+
+
+def presets() -> dict[str, Path]:
+    """Name and file of every preset."""
+    return {file.stem: file for file in sorted((CONFIGS / "models").glob("*.json"))}
+
+
+def how_to_fetch(model: str) -> str:
+    """How to get it, where the name may be a model's on the Hugging Face hub, "owner/name"; else ""."""
+    if not re.fullmatch(r"[^/.~][^/]*/[^/]+", model):
+        return ""
+    name = model.partition("/")[2]
+    command = f"`hf download {model} --local-dir {name}` (pip install huggingface_hub)"
+    return f"; a model of the Hugging Face hub is fetched with {command}, then --model {name}"
+
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_FORMATS = (".safetensors", ".gguf", ".pth", ".pt", ".ckpt", ".h5", ".msgpack")
+_NO_WEIGHTS = ("optimizer", "scheduler", "scaler", "rng_state", "training_args", "tokenizer")
+
+
+def _is_of_weights(name: str) -> bool:
+    """By its name; core/safetensors.cpp has the same. Files of an optimizer, of tokens and of a tokenizer are
+    no weights."""
+    if name.startswith(_NO_WEIGHTS):
+        return False
+    named = name.endswith(".bin") and ("model" in name or "weights" in name)
+    return named or name.startswith("consolidated.") or name.endswith(_FORMATS)
+
+
+def find_weights(directory: str | Path) -> str:
+    """The name of a file in a directory that has weights, in a format that can be read or not, the readable
+    one first; "" where there is none."""
+    for name in (*WEIGHTS, *PICKLED):
+        # os.path, not Path: what cannot be looked at, as with a name that is too long, is not there.
+        if os.path.exists(Path(directory) / name):
+            return name
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    return min(filter(_is_of_weights, names), default="")
+
+
+def load_config(model: str | Path) -> Config:
+    """Configuration of a preset's name, a Hugging Face directory or a config.json. Raises InputError."""
+    path = Path(model)
+    if os.path.isdir(path):
+        path = path / "config.json"
+    elif path.suffix != ".json":
+        if str(model) not in presets():
+            names = ", ".join(sorted(presets()))
+            expected = f"expected a directory with config.json or a preset ({names})"
+            raise InputError(f"model {model}: {expected}{how_to_fetch(str(model))}")
+        path = presets()[str(model)]
+    return _Reader(str(path), read_json(path, {})).config()
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """One config.json on its way into a Config; `file` names it in the errors."""
+
+    file: str
+    values: dict
+
+    def fail(self, key: str, expected: str) -> InputError:
+        found = excerpt(self.values[key]) if key in self.values else "nothing"
+        return InputError(f"{self.file}: {key}: expected {expected}, found {found}")
+
+    def get(self, key: str, default):
+        """The value of key; a default stands in for a missing key and for null."""
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def size(self, key: str, default: int | None = None, most: int = WIDEST) -> int:
+        value = self.get(key, default)
+        if type(value) is not int or not 0 < value <= most:
+            raise self.fail(key, f"an integer from 1 to {most}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+            raise self.fail(key, "a positive number")
+        return float(value)
+
+    def option(self, key: str, default: float) -> float:
+        """One of YaRN's, where 0 is none."""
+        value = self.get(key, 0)
+        if type(value) not in (int, float) or not (value == 0 or 1e-9 <= value <= 1e9):
+            raise self.fail(key, "a number from 1e-9 to 1e9")
+        return float(value or default)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.get(key, default)
+        if type(value) is not bool:
+            raise self.fail(key, "true or false")
+        return value
+
+    def architecture(self) -> dict[str, Any]:
+        """The fields that choose one. Raises InputError for what is not computed."""
+        values = {key: self.get(key, words[0]) for key, words in WORDS.items()}
+        values |= {key: self.flag(key) for key in FLAGS}
+        window = self.window()
+        accepted = WORDS | dict.fromkeys(FLAGS, (False,))
+        for key, value in values.items():
+            if value not in accepted[key]:
+                raise self.fail(key, " or ".join(map(json.dumps, accepted[key])))
+        if window is not None and "sliding_window" not in MODEL_TYPES[values["model_type"]]:
+            raise self.fail("sliding_window", "null")
+        return values | {"sliding_window": window}
+
+    def missing(self, key: str, default: Any) -> Any:
+        """The value for an absent key; null is Llama's default, except for the context."""
+        absent = key not in self.values or key == "max_position_embeddings"
+        of_type = MODEL_TYPES.get(str(self.values.get("model_type")), {})
+        return of_type.get(key, default) if absent else default
+
+    def window(self) -> int | None:
+        window = self.get("sliding_window", self.missing("sliding_window", None))
+        return None if window is None else self.size("sliding_window", window, LONGEST)
+
+    def token(self, key: str, default: int, several: bool = False) -> Any:
+        """A token id, null for none; instruction-tuned models list several ends of text."""
+        value = self.values.get(key, default)
+        ids = value if several and type(value) is list and value else [value]
+        if value is not None and not all(type(x) is int and 0 <= x < 2**31 for x in ids):
+            raise self.fail(key, "a token id")
+        return value
+
+    def layer_types(self, layers: int, window: int | None) -> list[str] | None:
+        """With them, transformers computes Mistral as Ministral: a window for the layers that slide."""
+        types = self.get("layer_types", None)
+        if types is None:
+            return None
+        if type(types) is not list or len(types) != layers:
+            raise self.fail("layer_types", f"a list of num_hidden_layers = {layers} types")
+        for kind in types:
+            expected = " or ".join(map(json.dumps, LAYER_TYPES))
+            if kind == "sliding_attention" and window is None:
+                kind, expected = "sliding_attention", '"full_attention" without sliding_window'
+            elif kind in LAYER_TYPES:
+                continue
+            raise InputError(f"{self.file}: layer_types: expected {expected}, found {excerpt(kind)}")
+        return types
+
+    def rope(self) -> tuple[float, RopeScaling | None]:
+        """theta and scaling: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`. Where a
+        file has both, both versions take rope_scaling.
+        """
+        older = self.get("rope_scaling", {})
+        key = "rope_scaling" if older not in ({}, []) else "rope_parameters"
+        scaling = self.get(key, {})
+        theta = self.number("rope_theta", 10000.0)
+        if type(scaling) is not dict:
+            raise self.fail(key, "an object or null")
+        inner = _Reader(f"{self.file}: {key}", scaling)
+        for kind in LAYER_TYPES:
+            if inner.get(kind, None) is not None:
+                expected = "none, as all layers have the same rotary positions"
+                raise InputError(f"{inner.file}: {kind}: expected {expected}, found an object")
+        theta = inner.number("rope_theta", theta)
+        name = "rope_type" if inner.get("rope_type", None) is not None else "type"
+        kind = inner.get(name, "default")
+        if kind not in ROPE_TYPES:
+            raise inner.fail(name, " or ".join(map(json.dumps, ROPE_TYPES)))
+        if kind == "default":
+            return theta, None
+        if kind == "linear":
+            return theta, RopeScaling(inner.number("factor"), rope_type=kind)
+        longest = self.size("max_position_embeddings", self.missing("max_position_embeddings", 2048), LONGEST)
+        # The order and the default are transformers'.
+        original = "original_max_position_embeddings"
+        where = inner if self.get(original, None) is None else self
+        context = where.size(original, longest, LONGEST)
+        if kind == "llama3":
+            factor, low, high = (inner.number(f) for f in ("factor", *LLAMA3S))
+            if low >= high:
+                raise inner.fail(
+                    "low_freq_factor", f"less than high_freq_factor {excerpt(scaling[LLAMA3S[1]])}"
+                )
+            return theta, RopeScaling(factor, low, high, context)
+        factor = inner.number("factor", longest / context)
+        low, high = inner.option("beta_slow", 1.0), inner.option("beta_fast", 32.0)
+        truncate, attention = inner.flag("truncate", True), inner.attention_factor(factor)
+        if theta <= 1:
+            raise InputError(f"{self.file}: rope_theta: expected more than 1, found {theta!r}")
+        return theta, RopeScaling(factor, low, high, context, kind, attention, truncate)
+
+    def attention_factor(self, factor: float) -> float:
+        """YaRN's: that of the file, or by two scales as DeepSeek has them, or the paper's."""
+        names = ("attention_factor", "mscale", "mscale_all_dim")
+        own, some, every = (self.option(name, 0.0) for name in names)
+        ratio = yarn_attention(factor, some) / yarn_attention(factor, every) if some and every else 0.0
+        return own or ratio or yarn_attention(factor)
+
+    def config(self) -> Config:
+        architecture = self.architecture()
+        if self.get("quantization_config", None) is not None:
+            raise self.fail(
+                "quantization_config", "none, as quantized weights cannot be trained; use the original"
+            )
+        C, NH = self.size("hidden_size"), self.size("num_attention_heads")
+        NKV = self.size("num_key_value_heads", self.missing("num_key_value_heads", NH))
+        if NH % NKV != 0:
+            raise self.fail("num_key_value_heads", f"a divisor of num_attention_heads {NH}")
+        if self.get("head_dim", None) is None and C % NH != 0:
+            raise self.fail("hidden_size", f"a multiple of num_attention_heads {NH} without head_dim")
+        HD = self.size("head_dim", C // NH)
+        if HD % 2 != 0:
+            raise InputError(f"{self.file}: head_dim: expected an even number, found {HD}")
+        if (width := (NH + 2 * NKV) * HD) > WIDEST:
+            expected = f"queries, keys and values of together at most {WIDEST}"
+            raise InputError(f"{self.file}: head_dim: expected {expected}, found {width}")
+        theta, scaling = self.rope()
+        layers = self.size("num_hidden_layers", most=DEEPEST)
+        config = Config(
+            vocab_size=self.size("vocab_size"),
+            hidden_size=C,
+            intermediate_size=self.size("intermediate_size"),
+            num_hidden_layers=layers,
+            layer_types=self.layer_types(layers, architecture["sliding_window"]),
+            num_attention_heads=NH,
+            num_key_value_heads=NKV,
+            head_dim=HD,
+            max_position_embeddings=self.size(
+                "max_position_embeddings", self.missing("max_position_embeddings", 2048), LONGEST
+            ),
+            rms_norm_eps=self.number("rms_norm_eps", 1e-6),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            tie_word_embeddings=self.flag("tie_word_embeddings"),
+            initializer_range=self.number("initializer_range", 0.02),
+            bos_token_id=self.token("bos_token_id", 1),
+            eos_token_id=self.token("eos_token_id", 2, several=True),
+            pad_token_id=pad if type(pad := self.get("pad_token_id", None)) is int and pad < 2**63 else None,
+            **architecture,
+        )
+        block = sum(math.prod(shape) for row in BLOCK for shape in row.shapes(config).values())
+        if config.num_hidden_layers * block + 2 * config.vocab_size * C > MOST_PARAMETERS:
+            raise InputError(f"{self.file}: expected fewer than 2^48 parameters")
+        return config

@@ -1,0 +1,189 @@
+"""`llamac plot OUT` draws OUT/loss.png or, with `--to PNG`, the losses of several runs."""
+
+import argparse
+import io
+import math
+from itertools import cycle
+from pathlib import Path
+
+from llamac.base.errors import InputError
+from llamac.base.log import read_log
+
+# The palette of every picture and of the page of llamac.report. Any two differ for the color-blind, too:
+# test_plot.py. The first is llamac's.
+COLORS = ("#0072b2", "#d55e00", "#6b7280", "#56b4e9", "#ccbb44", "#7a1f2b", "#f4a6c0")
+_BLUE, _ORANGE, _GREY = COLORS[:3]
+WIDTH = 7.0  # inches. With this size of type, a picture at half its width can still be read.
+STYLE = {
+    "font.size": 11,
+    "axes.titlesize": 11,
+    "figure.titlesize": 11,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
+    "legend.fontsize": 10,
+    "savefig.dpi": 150,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": _GREY,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e5e7eb",
+    "legend.frameon": False,
+}
+
+
+def series(events: list[dict], event: str, field: str) -> tuple[list[int], list[float]]:
+    """Steps and values of one field, by step."""
+    by_step = {e["step"]: e[field] for e in events if e.get("event") == event and field in e}
+    steps = sorted(by_step)
+    return steps, [math.nan if by_step[step] is None else by_step[step] for step in steps]
+
+
+def smooth(values: list[float]) -> list[float]:
+    """Mean over a window of 3% of the run around each point, cut at the run's ends."""
+    half = len(values) * 3 // 200
+    windows = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
+    return [math.fsum(window) / len(window) for window in windows]
+
+
+def draw(events: list[dict], path: Path) -> None:
+    """Training and validation loss over a narrow panel of the learning rate, as a PNG; with fp8 a panel of
+    the largest share of saturated values, with evaluations one of their accuracies.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    with plt.rc_context(STYLE):
+        shares = series(events, "saturated", "share")
+        tasks = sorted({e.get("task") or "" for e in events if e.get("event") == "evaluation"})
+        panels = 2 + bool(shares[0]) + bool(tasks)
+        figure, (top, bottom, *more) = plt.subplots(
+            panels,
+            1,
+            figsize=(WIDTH, 2.9 + 1.1 * panels),
+            sharex=True,
+            height_ratios=(3.4, 1, 1, 1)[:panels],
+            layout="constrained",
+        )
+        steps, losses = series(events, "step", "loss")
+        top.plot(steps, losses, color=_BLUE, alpha=0.3, linewidth=0.8)
+        top.plot(steps, smooth(losses), color=_BLUE, linewidth=1.8, label="training")
+        val_steps, val_losses = series(events, "val", "loss")
+        if val_steps:
+            top.plot(
+                val_steps, val_losses, "o-", color=_ORANGE, markersize=4.5, linewidth=1.2, label="validation"
+            )
+            # Right of all curves, where there is nothing to hide.
+            top.annotate(f"{val_losses[-1]:.3f}", (val_steps[-1], val_losses[-1]), (7, 0), color=_ORANGE,
+                         textcoords="offset points", ha="left", va="center", weight="bold",
+                         annotation_clip=False)  # fmt: skip
+        top.set_ylabel("loss (nats per token)")
+        top.set_title(_title(events), loc="left", parse_math=False)
+        top.legend()
+        bottom.plot(*series(events, "step", "lr"), color=_GREY, linewidth=1.4)
+        bottom.set_ylabel("learning\nrate")
+        bottom.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+        bottom.set_ylim(bottom=0)
+        if shares[0]:
+            more[0].plot(*shares, ".", color=_GREY, markersize=3)
+            more[0].set_ylabel("saturated\nshare")
+            more[0].set_yscale("log")
+        for task, color in zip(tasks, cycle(COLORS)):
+            of = [e for e in events if e.get("event") == "evaluation" and (e.get("task") or "") == task]
+            more[-1].plot(*series(of, "evaluation", "accuracy"), "o-", color=color, markersize=3, label=task)
+            more[-1].set_ylabel("accuracy")
+            # Above the panel, which is too low to have room beside its curves.
+            more[-1].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderpad=0)
+        (more or [bottom])[-1].set_xlabel("step")
+        bottom.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+        figure.align_ylabels()
+        save(figure, path)
+        plt.close(figure)
+
+
+def draw_beside(runs: dict[str, list[dict]], path: Path) -> None:
+    """The losses of several runs in one panel: training smoothed and thin, validation with points. A PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context(STYLE):
+        figure, panel = plt.subplots(figsize=(WIDTH, 4), layout="constrained")
+        for (name, events), color in zip(runs.items(), cycle(COLORS)):
+            steps, losses = series(events, "step", "loss")
+            panel.plot(steps, smooth(losses), color=color, alpha=0.5, linewidth=1)
+            val_steps, val_losses = series(events, "val", "loss")
+            last = f", {val_losses[-1]:.4f}" if val_losses else ""
+            panel.plot(val_steps, val_losses, "o-", color=color, markersize=4, label=name + last)
+        panel.set_xlabel("step")
+        panel.set_ylabel("loss (nats per token)")
+        panel.set_title(_title(next(iter(runs.values()))).split("\n")[0], loc="left", parse_math=False)
+        panel.legend(title="validation, last")
+        save(figure, path)
+        plt.close(figure)
+
+
+def save(figure, path: Path) -> None:
+    """The PNG of a matplotlib figure in 64 colors, a third of the size of all of them."""
+    from PIL import Image  # matplotlib needs it, too
+
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    Image.open(content).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def short(number: float) -> str:
+    """1.24B, 2.4M, 8.19K: at most three digits."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+def _title(events: list[dict]) -> str:
+    """Model, parameters and tokens, below them device and median speed: what the log has of them."""
+    start: dict = {}
+    run: dict = {}
+    for event in events:
+        start = event if event.get("event") == "start" else start
+        run = event if event.get("event") == "run" else run
+    steps = series(events, "step", "tokens_per_s")
+    speeds = sorted(value for value in steps[1] if math.isfinite(value))
+    parts = [Path(start.get("model") or "").name]
+    if run.get("parameters") is not None:
+        parts.append(f"{short(run['parameters'])} parameters")
+    if steps[0] and run.get("tokens_per_step") is not None:
+        parts.append(f"{short(steps[0][-1] * run['tokens_per_step'])} tokens")
+    below = [run.get("device") or ""]
+    if speeds:
+        below.append(f"{speeds[len(speeds) // 2]:,.0f} tokens/s")
+    lines = (" · ".join(filter(None, line)) for line in (parts, below))
+    return "\n".join(filter(None, lines))
+
+
+def _steps_of(out: Path) -> list[dict]:
+    events = read_log(out / "log.jsonl")
+    if not any(e.get("event") == "step" for e in events):
+        raise InputError(f"{out / 'log.jsonl'}: expected at least one step, found none")
+    return events
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw the losses of one or several runs.")
+    parser.add_argument("out", type=Path, nargs="+", metavar="OUT", help="directory of a run")
+    parser.add_argument(
+        "--to", type=Path, metavar="PNG", help="file to write (OUT/loss.png; required for several runs)"
+    )
+    options = parser.parse_args()
+    if len(options.out) > 1:
+        if not options.to:
+            parser.error("several runs: expected --to PNG, found none")
+        draw_beside({out.name: _steps_of(out) for out in options.out}, options.to)
+    else:
+        options.to = options.to or options.out[0] / "loss.png"
+        draw(_steps_of(options.out[0]), options.to)
+    print(options.to)
