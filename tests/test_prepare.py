@@ -715,7 +715,7 @@ def test_damaged_tables_are_refused(tmp_path):
         import random, sys
         from pathlib import Path
         from llamac.data import documents, inputs
-        from llamac.data.encode import values
+        from llamac.data.block import values
         from llamac.base.errors import InputError
         good, path, refused = Path(sys.argv[1]).read_bytes(), sys.argv[1] + ".arrow", 0
         for seed in range(400):

@@ -18,8 +18,8 @@ from typing import Any
 
 from llamac.base.errors import InputError
 from llamac.data import hub, prepare, recipes, stdlib, tokenizer
+from llamac.data.block import values
 from llamac.data.documents import Reading, blocks
-from llamac.data.encode import values
 from llamac.data.inputs import KINDS, find
 from llamac.data.prepare import Run, Settings, Source
 from llamac.data.shards import PARTIAL, STATE

@@ -8,7 +8,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -16,6 +16,7 @@ import xxhash
 
 from llamac.base.errors import InputError
 from llamac.data import hub
+from llamac.data.block import Block, Piece, values
 from llamac.data.inputs import InputFile, Stream, open_seekable, requires
 
 BLOCK_BYTES = 1 << 20
@@ -31,39 +32,6 @@ _HEADING = re.compile(r" = (?!=).* = \n?")  # of an article in WikiText; " = = "
 _ROWS = 64  # of a table at a time
 _SPACE = re.compile(r"[ \t\r\n]*")
 _parse_json = json.JSONDecoder().raw_decode
-
-
-@dataclass
-class Piece:
-    """A document or a part of one: its text, or what stands where a text should be; whether the document
-    begins and ends here; its split, None: by the hash of the text; where it comes from, with its line or row
-    from 1.
-    """
-
-    text: Any
-    path: str
-    line: int = 0
-    begins: bool = True
-    ends: bool = True
-    split: str | None = None
-
-
-@dataclass
-class Block:
-    """Content by kind: pieces: of Piece; jsonl: bytes of whole lines, of JSON lines or of the items of an
-    array; arrow: bytes in Arrow's stream format, of one column or of all. `first`: the line, item or row that
-    it begins with, from 1. `read`: bytes of the file so far, as it lies on disk. `skipped`: (path, line,
-    reason) of documents that are left out already. `after`: [index of the file, place in it], where the place
-    is a byte, an item, a row, a number of pieces, or, of a stream, its number of rows and its state.
-    """
-
-    kind: str
-    path: str
-    content: Any
-    after: list[Any]
-    first: int = 1
-    read: int = 0
-    skipped: list[tuple[str, int, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -523,8 +491,6 @@ def _guarded(file: InputFile, texts: Iterator[str]) -> Iterator[str]:
 
 def _rows(file: InputFile, how: Reading) -> Iterator[str]:
     """The texts of a stream, a table or JSON lines."""
-    from llamac.data.encode import values
-
     if file.kind == "hub":
         yield from (text for text, _ in hub.rows(file.path, str(how.field)))
         return

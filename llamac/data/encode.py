@@ -1,13 +1,13 @@
 """Encodes the documents of a block to token ids, in a worker."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from llamac.data.documents import BLOCK_BYTES, MOST_DOCUMENT, TOO_LONG, Block, Reading, cut_text, split_of
+from llamac.data.block import Block, values
+from llamac.data.documents import BLOCK_BYTES, MOST_DOCUMENT, TOO_LONG, Reading, cut_text, split_of
 
 _BATCH = 1 << 18  # characters that are encoded together
 MOST_NAMED = 20  # documents that are left out, per block
@@ -38,54 +38,6 @@ class Encoded:
     text_bytes: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
     named: list[tuple[str, int, str]] = field(default_factory=list)
-
-
-def json_values(block: Block) -> Iterator[tuple[int, Any, str]]:
-    """(line, value, "" or why there is none) of each line that is not blank."""
-    for number, line in enumerate(block.content.split(b"\n"), block.first):
-        if not line.strip():
-            continue
-        try:
-            yield number, json.loads(line), ""
-        except (ValueError, RecursionError):
-            yield number, None, "broken JSON"
-
-
-def _table_values(block: Block, name: str | None) -> Iterator[tuple[int, Any, str]]:
-    import pyarrow
-
-    table = pyarrow.ipc.open_stream(block.content).read_all()
-    rows = table.to_struct_array() if name is None else table.column(0)
-    for number, row in enumerate(rows, block.first):
-        try:
-            yield number, row.as_py() if name else _without_nulls(row.as_py()), ""
-        except UnicodeDecodeError:
-            yield number, None, "not UTF-8"
-
-
-def _without_nulls(value: Any) -> Any:
-    """Of a row: where objects of a list have other keys, a table gives all of them the keys of each."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
-
-
-def values(block: Block, name: str | None) -> Iterator[tuple[int, Any, str]]:
-    """(line or row, value of the field, "" or why there is none) of each document in JSON lines or a table;
-    without a field, the whole row.
-    """
-    if block.kind == "arrow":
-        yield from _table_values(block, name)
-        return
-    for number, found, broken in json_values(block):
-        if name is None:
-            yield number, found, broken
-        elif not isinstance(found, dict):
-            yield number, None, broken or "no JSON object"
-        elif name not in found:
-            yield number, None, f"no field {name!r}"
-        else:
-            yield number, found[name], ""
 
 
 def _documents(block: Block, how: Reading) -> Iterator[tuple[str, int, Any, str, bool, bool, str | None]]:

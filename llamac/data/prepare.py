@@ -21,7 +21,8 @@ import numpy as np
 
 from llamac.base.errors import InputError, printable
 from llamac.base.files import read_json
-from llamac.data.documents import Block, Reading, blocks
+from llamac.data.block import Block
+from llamac.data.documents import Reading, blocks
 from llamac.data.encode import MOST_NAMED, Encoded, Encoder, encode_block
 from llamac.data.inputs import InputFile
 from llamac.data.progress import Progress

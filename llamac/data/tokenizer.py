@@ -8,7 +8,7 @@ import base64
 import binascii
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,12 @@ import xxhash
 
 from llamac.base.errors import InputError
 from llamac.base.files import read_bytes
+from llamac.data import tokenizer_json, vocabulary
+from llamac.data.bpe import GPT2_SPLIT, LLAMA3_SPLIT, byte_letters, encode_fast, rank_file, rank_hash
 from llamac.data.tokens import Shard
 
 RANK_FILE = "tokenizer.tiktoken"
 LLAMA3_RANKS, GPT2_RANKS = 128000, 50256
-LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3_NAMED = {
     0: "begin_of_text",
     1: "end_of_text",
@@ -133,32 +130,12 @@ class Tokenizer:
         return b"".join(self._bytes.get(int(i), b"\xff") for i in ids).decode("utf-8", errors="replace")
 
 
-def encode_fast(encoding: tiktoken.Encoding, text: str, otherwise: Callable[[str], np.ndarray]) -> np.ndarray:
-    """uint32 [n] without a list; no special tokens. tiktoken's regular expressions give up on a megabyte of
-    spaces: then it is what `otherwise` gives.
-    """
-    try:
-        return encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
-    except ValueError:
-        return otherwise(text)
-
-
 def save(path: str | Path, ranks: dict[bytes, int]) -> None:
     """Write a rank file; renamed into place when whole."""
     path = Path(path)
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(_rank_file(ranks))
+    temporary.write_bytes(rank_file(ranks))
     os.replace(temporary, path)
-
-
-def _rank_file(ranks: dict[bytes, int]) -> bytes:
-    by_rank = sorted(ranks.items(), key=lambda item: item[1])
-    return b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in by_rank)
-
-
-def rank_hash(ranks: dict[bytes, int]) -> int:
-    """XXH3_64 of the rank file that save() writes."""
-    return xxhash.xxh3_64_intdigest(_rank_file(ranks))
 
 
 def _read_ranks(path: Path, content: bytes) -> dict[bytes, int]:
@@ -206,8 +183,6 @@ def load(path: str | Path) -> Any:
     if path.is_dir():
         path = _in_directory(path)
     content = read_bytes(path)
-    from llamac.data import tokenizer_json, vocabulary  # which need this module
-
     if path.suffix == ".json":
         return tokenizer_json.load(path)
     if path.suffix == ".vocab":
@@ -254,13 +229,6 @@ def find(setting: str, shards: list[Shard]) -> Any:
             expected = f"the tokenizer that made {shard.path} (XXH3_64 {shard.tokenizer_hash:016x})"
             raise InputError(f"{paths[0]}: expected {expected}, found {tokenizer.hash:016x}")
     return tokenizer
-
-
-def byte_letters() -> dict[str, int]:
-    """The letter that stands for each byte in byte-level BPE: itself where printable, else U+0100 and up."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:

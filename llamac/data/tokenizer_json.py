@@ -19,7 +19,7 @@ import xxhash
 from llamac.base.errors import InputError
 from llamac.base.files import MOST_JSON, parse_json, read_bytes
 from llamac.data import special_tokens, vocabulary
-from llamac.data.tokenizer import GPT2_SPLIT, LLAMA3_SPLIT, byte_letters, encode_fast, rank_hash
+from llamac.data.bpe import GPT2_SPLIT, LLAMA3_SPLIT, byte_letters, encode_fast, rank_hash
 from llamac.data.vocabulary import MOST_TOKENS, Vocabulary
 
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")

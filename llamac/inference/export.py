@@ -16,7 +16,7 @@ import numpy as np
 
 from llamac.base.errors import InputError
 from llamac.data import chat, tokenizer
-from llamac.data.tokenizer import GPT2_SPLIT, LLAMA3_SPLIT
+from llamac.data.bpe import GPT2_SPLIT, LLAMA3_SPLIT
 from llamac.data.tokenizer_json import QWEN2_SPLIT, JsonTokenizer, split_pattern
 from llamac.model.config import Config, RopeScaling, rope_frequencies, yarn_attention
 

@@ -25,9 +25,10 @@ import numpy as np
 from llamac.base.errors import InputError, printable
 from llamac.base.files import flaw, read_json
 from llamac.data import chat, tokenizer
+from llamac.data.block import Block, values
 from llamac.data.conversations import Conversation, NoConversation, of_row
-from llamac.data.documents import Block, Reading, blocks
-from llamac.data.encode import MOST_NAMED, values
+from llamac.data.documents import Reading, blocks
+from llamac.data.encode import MOST_NAMED
 from llamac.data.inputs import find
 from llamac.data.tokens import BEGINS_DOCUMENT, IGNORED, NO_TARGET, write_bin
 from llamac.model.config import load_config
