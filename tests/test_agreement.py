@@ -252,7 +252,7 @@ def test_missing_tokens_name_the_script_that_makes_them(build, pattern, script):
     command = [build / "train_llama3", "--train-data", pattern, "--out", "/nowhere"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, f"train_llama3: {said}\n") and str(error.value) == said
-    assert script.split()[3] in {"TEXT", *RECIPES}
+    assert script.split()[4] in {"TEXT", *RECIPES}
 
 
 @pytest.mark.parametrize(

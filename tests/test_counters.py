@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from llamac.base.errors import InputError
+from llamac.base.errors import InputError, run
 from llamac.profile import counters, profile
 from llamac.profile.counters import NCU, ROCPROF, TIME
 from llamac.report.profile import picture
@@ -177,7 +177,7 @@ def command(out, tmp_path, monkeypatch, capsys):
         )
         exit_code = 0
         try:
-            profile.run(profile.main)
+            run(profile.main)
         except SystemExit as end:
             exit_code = int(end.code or 0)
         said = capsys.readouterr()

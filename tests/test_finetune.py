@@ -232,17 +232,8 @@ def test_the_command(directory, tmp_path):
     data = tmp_path / "chats.jsonl"
     more = [{"messages": CHAT[:2]}, {"prompt": "the cat " * 90, "completion": "x"}]
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS + more))
-    words = [
-        sys.executable,
-        "-m",
-        "llamac.training.finetune",
-        directory,
-        data,
-        "--out",
-        tmp_path / "out",
-        "--val-data",
-        data,
-    ]
+    words = [sys.executable, "-m", "llamac", "finetune", directory, data]
+    words += ["--out", tmp_path / "out", "--val-data", data]
     flags = ["--epochs", "6", "--batch-size", "2", "--accumulation", "2", "--lr", "0.003", "--seq-len", "96"]
     result = subprocess.run([*words, *flags], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr

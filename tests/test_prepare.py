@@ -343,18 +343,8 @@ def test_another_command_begins_anew(tmp_path, ranks, monkeypatch):
 def test_ctrl_c_of_the_program(tmp_path, ranks):
     """A process group that gets SIGINT, as from a terminal: workers included, one line, exit code 130."""
     (tmp_path / "a.jsonl").write_bytes(lines(texts(20_000, 1)))
-    command = [
-        sys.executable,
-        "-m",
-        "llamac",
-        "data",
-        tmp_path / "a.jsonl",
-        "--tokenizer",
-        ranks,
-        "--workers",
-        "2",
-    ]
-    command += ["--shard-tokens", "20000", "--out", tmp_path / "o"]
+    command = [sys.executable, "-m", "llamac", "data", tmp_path / "a.jsonl", "--tokenizer", ranks]
+    command += ["--workers", "2", "--shard-tokens", "20000", "--out", tmp_path / "o"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while process.poll() is None and not list((tmp_path / "o").glob("partial/train_1.bin")):
         pass
@@ -851,17 +841,8 @@ def test_bad_arguments(tmp_path, monkeypatch, arguments, message):
 
 
 def test_exit_code(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "llamac",
-        "data",
-        "none.txt",
-        "--vocab-size",
-        "300",
-        "--out",
-        tmp_path / "o",
-    ]
+    command = [sys.executable, "-m", "llamac", "data", "none.txt", "--vocab-size", "300"]
+    command += ["--out", tmp_path / "o"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (
         done.returncode == 2

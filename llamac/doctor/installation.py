@@ -386,7 +386,7 @@ def check_functions(device: str) -> Iterator[Line]:
 
 def examine() -> Iterator[Line]:
     yield Line("python", f"{sys.version.split()[0]}, {sys.executable}")
-    yield Line("llamac", str(Path(__file__).parent))
+    yield Line("llamac", str(Path(__file__).parents[1]))
     torch = find_torch()
     if isinstance(torch, Line):
         yield torch
