@@ -8,9 +8,9 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/resume.h"
 #include "core/folder.h"
-#include "train/checkpoint.h"
-#include "train/resume.h"
 
 using namespace llamac;
 namespace fs = std::filesystem;

@@ -10,8 +10,8 @@
 
 #include "train/schedule.h"
 
-#include "train/tokenizer.h"
-#include "train/tokens.h"
+#include "data/tokenizer.h"
+#include "data/tokens.h"
 #include "vocabulary_file.h"
 
 using namespace llamac;

@@ -4,8 +4,8 @@
 
 #include "platform/sensors.h"
 #include "platform/threads.h"
+#include "program/spikes.h"
 #include "small_run.h"
-#include "train/spikes.h"
 
 using namespace llamac;
 

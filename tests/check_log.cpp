@@ -9,8 +9,8 @@
 #include <sstream>
 
 #include "check.h"
-#include "train/log.h"
-#include "train/truncate_log.h"
+#include "checkpoint/truncate_log.h"
+#include "program/log.h"
 
 using namespace llamac;
 namespace fs = std::filesystem;

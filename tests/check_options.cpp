@@ -7,8 +7,8 @@
 
 #include "check.h"
 #include "core/safetensors.h"
-#include "train/options.h"
-#include "train/toml.h"
+#include "run/options.h"
+#include "run/toml.h"
 
 using namespace llamac;
 using nlohmann::json;

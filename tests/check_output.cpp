@@ -9,11 +9,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/output.h"
+#include "checkpoint/resume.h"
 #include "core/file.h"
 #include "core/folder.h"
-#include "train/checkpoint.h"
-#include "train/output.h"
-#include "train/resume.h"
 
 using namespace llamac;
 namespace fs = std::filesystem;

@@ -7,9 +7,9 @@
 #include "core/context.h"
 #include "core/json.h"
 #include "ops/operations.h"
+#include "platform/usage.h"
 #include "train/peak.h"
 #include "train/profile.h"
-#include "train/usage.h"
 
 using namespace llamac;
 using nlohmann::json;

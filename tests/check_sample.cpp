@@ -6,9 +6,9 @@
 #include <numeric>
 
 #include "platform/threads.h"
+#include "run/model_options.h"
 #include "small_run.h"
 #include "train/inference.h"
-#include "train/model_options.h"
 #include "train/sample.h"
 
 using namespace llamac;

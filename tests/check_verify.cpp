@@ -5,9 +5,9 @@
 #include "checkpoint/config_json.h"
 #include "ops/operations.h"
 #include "platform/threads.h"
+#include "run/model_options.h"
 #include "small_run.h"
 #include "train/memory.h"
-#include "train/model_options.h"
 
 using namespace llamac;
 

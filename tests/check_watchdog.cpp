@@ -1,6 +1,6 @@
 // The watchdog: it ends a process that hangs, by an exit code of its own and with the stack of the thread that hangs; it
 // leaves alone what makes progress, what is stopped, and what has not begun.
-#include "train/watchdog.h"
+#include "program/watchdog.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -9,7 +9,7 @@
 #include "checkpoint/config_json.h"
 #include "checkpoint/weights.h"
 #include "model/optimizer.h"
-#include "train/model_options.h"
+#include "run/model_options.h"
 
 using namespace llamac;
 

@@ -224,7 +224,7 @@ def test_spikes(seed):
     norms = np.abs(1 + 0.2 * rng.standard_normal(400)) ** (seed + 1)
     losses[[10, 50, 51, 300]] += (5, 0.5, 1e-9, 40)
     losses[200:], norms[120:220], norms[90] = losses[200:] + 2, 1, 30
-    found = []  # by the definition in csrc/train/spikes.h
+    found = []  # by the definition in csrc/program/spikes.h
     for k in range(32, 400):
         for quantity, values in (("loss", losses.tolist()), ("grad_norm", norms.tolist())):
             last = values[max(0, k - 64) : k]

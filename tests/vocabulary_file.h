@@ -1,4 +1,4 @@
-// A vocabulary file for tests (train/vocabulary.h).
+// A vocabulary file for tests (data/vocabulary.h).
 #pragma once
 #include <xxhash.h>
 

@@ -51,7 +51,7 @@ struct OpenFolder {
 // Creates PARENT/.NAME.tmp; files are written into folder(), each of them made durable by its writer (FileWriter does
 // it); finish() renames the folder to PARENT/NAME, which must not exist, and makes that durable. Without finish(),
 // after an error for one, what was written is removed. A process that is killed leaves the temporary folder behind:
-// names that end with `temporary_suffix` can be removed. One writer of a name at a time: see train/output.h.
+// names that end with `temporary_suffix` can be removed. One writer of a name at a time: see checkpoint/output.h.
 struct FolderWriter {
     static constexpr const char* temporary_suffix = ".tmp";
 

@@ -1,4 +1,4 @@
-# What --version says of a build: definitions and a generated header for csrc/train/version.cpp. As a script (cmake -P)
+# What --version says of a build: definitions and a generated header for csrc/run/version.cpp. As a script (cmake -P)
 # it writes that header, at each build, and only where the commit has changed.
 if(CMAKE_SCRIPT_MODE_FILE)
   cmake_minimum_required(VERSION 3.21...3.31)    # a script has no policies of the project
@@ -35,7 +35,7 @@ if(LLAMAC_SANITIZE)
   string(APPEND platform ", sanitizer: ${LLAMAC_SANITIZE}")
 endif()
 string(REPLACE ";" " " platform "${platform}")
-set_source_files_properties(${CMAKE_SOURCE_DIR}/csrc/train/version.cpp PROPERTIES
+set_source_files_properties(${CMAKE_SOURCE_DIR}/csrc/run/version.cpp PROPERTIES
   INCLUDE_DIRECTORIES ${CMAKE_BINARY_DIR}/generated
   COMPILE_DEFINITIONS
     "LLAMAC_VERSION=\"${PROJECT_VERSION}\";LLAMAC_COMPILER=\"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\";LLAMAC_BUILT_FOR=\"${platform}\"")

@@ -10,21 +10,21 @@
 
 #include "arrays.h"
 #include "checkpoint/config_json.h"
+#include "checkpoint/manifest.h"
 #include "core/call_checks.h"
 #include "core/device_memory.h"
 #include "core/dispatch.h"
 #include "core/library_gemm.h"
 #include "core/random.h"
 #include "core/registry.h"
+#include "data/tokens.h"
 #include "model/parameters.h"
 #include "native.h"
 #include "platform/cpu_level.h"
-#include "train/manifest.h"
-#include "train/options.h"
+#include "program/spikes.h"
+#include "run/options.h"
+#include "run/version.h"
 #include "train/schedule.h"
-#include "train/spikes.h"
-#include "train/tokens.h"
-#include "train/version.h"
 
 namespace py = pybind11;
 

@@ -6,8 +6,8 @@
 #include <span>
 
 #include "core/file.h"
+#include "data/tokens.h"
 #include "platform/ranges.h"
-#include "train/tokens.h"
 
 namespace llamac {
 namespace {

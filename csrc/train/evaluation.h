@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "data/questions.h"
 #include "model/model.h"
-#include "train/questions.h"
-#include "train/ranks.h"
+#include "run/ranks.h"
 
 namespace llamac {
 

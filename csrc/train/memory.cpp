@@ -1,7 +1,7 @@
 #include "train/memory.h"
 
+#include "run/model_options.h"
 #include "train/memory_advice.h"
-#include "train/model_options.h"
 
 namespace llamac {
 namespace {

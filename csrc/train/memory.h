@@ -1,12 +1,18 @@
 // How much device memory a run needs, and whether it is available.
 #pragma once
+#include <string>
 #include <vector>
 
 #include "model/model.h"
-#include "train/log.h"
-#include "train/options.h"
+#include "run/options.h"
 
 namespace llamac {
+
+struct MemoryRow {
+    std::string group;  // "weights", "activations", ...
+    int64_t tensors = 0, bytes = 0;
+    bool is_on_host = false;  // beside what the model computes in: not part of the total
+};
 
 // The model's tensors by group; what the runtime and other programs have taken; what the device has in all.
 std::vector<MemoryRow> memory_rows(const Model& model, bool allocated);

@@ -4,7 +4,7 @@
 #include <set>
 #include <vector>
 
-#include "train/model_options.h"
+#include "run/model_options.h"
 
 namespace llamac {
 namespace {

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "model/config.h"
-#include "train/options.h"
+#include "run/options.h"
 
 namespace llamac {
 

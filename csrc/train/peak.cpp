@@ -8,7 +8,7 @@
 #include "ops/operations.h"
 #include "platform/stream.h"
 #include "platform/threads.h"
-#include "train/toml.h"
+#include "run/toml.h"
 
 namespace llamac {
 namespace {

@@ -4,14 +4,14 @@
 #include <optional>
 
 #include "checkpoint/config_json.h"
+#include "checkpoint/output.h"
 #include "checkpoint/weights.h"
 #include "core/registry.h"
 #include "model/zero.h"
 #include "platform/ranges.h"
+#include "platform/usage.h"
 #include "train/memory.h"
-#include "train/output.h"
 #include "train/trainer.h"
-#include "train/usage.h"
 
 namespace llamac {
 namespace {

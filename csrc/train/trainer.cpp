@@ -9,13 +9,13 @@
 #include <sstream>
 
 #include "checkpoint/config_json.h"
+#include "checkpoint/resume.h"
 #include "checkpoint/weights.h"
 #include "core/library_gemm.h"
 #include "ops/adamw.h"
 #include "platform/ranges.h"
+#include "run/model_options.h"
 #include "train/memory.h"
-#include "train/model_options.h"
-#include "train/resume.h"
 #include "train/warnings.h"
 
 namespace llamac {

@@ -5,18 +5,18 @@
 #include <optional>
 #include <string>
 
+#include "checkpoint/async_saves.h"
+#include "checkpoint/carried_files.h"
+#include "checkpoint/checkpoint.h"
+#include "data/tokenizer.h"
+#include "data/tokens.h"
 #include "model/optimizer.h"
 #include "platform/stream.h"
-#include "train/async_saves.h"
-#include "train/carried_files.h"
-#include "train/checkpoint.h"
+#include "run/options.h"
+#include "run/ranks.h"
 #include "train/evaluation.h"
-#include "train/options.h"
-#include "train/ranks.h"
 #include "train/schedule.h"
 #include "train/step_result.h"
-#include "train/tokenizer.h"
-#include "train/tokens.h"
 #include "train/verify.h"
 
 namespace llamac {

@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
+#include "data/tokens.h"
 #include "model/config.h"
-#include "train/options.h"
-#include "train/tokens.h"
+#include "run/options.h"
 
 namespace llamac {
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from llamac.base.errors import InputError
 
 MOST_NESTING = 32
-# Bytes of a file that is read whole, as in csrc/core/{file,json}.h and train/truncate_log.cpp.
+# Bytes of a file that is read whole, as in csrc/core/{file,json}.h and checkpoint/truncate_log.cpp.
 MOST_BYTES, MOST_JSON, MOST_LOG = 1 << 30, 128 << 20, 1 << 34
 _HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, which UTF-8 cannot hold alone
 

@@ -1,4 +1,4 @@
-"""Written twice on purpose: csrc/train/tokens.cpp has the same; test_agreement.py::test_order_of_the_data.
+"""Written twice on purpose: csrc/data/tokens.cpp has the same; test_agreement.py::test_order_of_the_data.
 
 Token files (.bin), the order in which training visits them, and writing them.
 

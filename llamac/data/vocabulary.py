@@ -1,4 +1,4 @@
-"""Written twice on purpose: csrc/train/vocabulary.cpp has the same; test_readers.py::test_c_and_python_agree.
+"""Written twice on purpose: csrc/data/vocabulary.cpp has the same; test_readers.py::test_c_and_python_agree.
 
 The vocabulary file, tokenizer.vocab: the bytes of each token id, with which a program decodes the ids of any
 tokenizer. docs/training.md, "The vocabulary file", has the format.

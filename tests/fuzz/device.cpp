@@ -1,6 +1,6 @@
 // What the readers ask of the device and of the build, for programs that have neither kernels nor an emulated device.
 #include "platform/hip.h"
-#include "train/version.h"
+#include "run/version.h"
 
 namespace llamac {
 

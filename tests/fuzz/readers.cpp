@@ -12,19 +12,19 @@
 #include <vector>
 
 #include "checkpoint/config_json.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/truncate_log.h"
 #include "core/file.h"
 #include "core/json.h"
 #include "core/library_gemm.h"
 #include "core/safetensors.h"
+#include "data/questions.h"
+#include "data/tokenizer.h"
+#include "data/tokens.h"
+#include "data/vocabulary.h"
 #include "model/config.h"
-#include "train/manifest.h"
-#include "train/options.h"
-#include "train/questions.h"
-#include "train/tokenizer.h"
-#include "train/tokens.h"
-#include "train/toml.h"
-#include "train/truncate_log.h"
-#include "train/vocabulary.h"
+#include "run/options.h"
+#include "run/toml.h"
 
 namespace llamac {
 namespace {

@@ -65,7 +65,7 @@ def build(folder: Path, program: bool = False) -> None:
         (device, ROOT / "tests/check_tile.cpp", "check_tile_main"),
     ]
     if program:
-        sources.append((host, ROOT / "csrc/train/main.cpp", "train_llama3_main"))
+        sources.append((host, ROOT / "csrc/program/main.cpp", "train_llama3_main"))
     linked = []
     for flags, source, main in sources:
         output = folder / f"{source.stem}.o"

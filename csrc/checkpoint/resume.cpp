@@ -1,0 +1,102 @@
+#include "checkpoint/resume.h"
+
+#include "checkpoint/checkpoint.h"
+#include "core/file.h"
+#include "core/folder.h"
+
+namespace llamac {
+namespace {
+
+using nlohmann::json;
+
+// The newest complete checkpoint of a folder, without `except`. Damaged ones that are newer are added to `damaged`.
+std::optional<ResumePoint> newest_complete(const std::string& folder, const std::string& except,
+                                           std::vector<DamagedName>& damaged, const Ranks& ranks) {
+    json names = json::array();
+    if (ranks.is_first() && is_folder(folder))
+        for (const auto& [step, name] : checkpoints_in(folder))
+            if (name != except) names.insert(names.begin(), name);
+    for (const json& each : json::parse(ranks.gather("checkpoints", names.dump())[0])) {
+        const std::string name = each.get<std::string>(), directory = folder + "/" + name;
+        try {
+            return ResumePoint{directory, open_checkpoint(directory, ranks), {}};
+        } catch (const DamagedCheckpoint& error) {
+            damaged.push_back({name, error.what()});
+        }
+    }
+    return {};
+}
+
+ResumePoint newest_checkpoint(const std::string& out, const Ranks& ranks) {
+    std::vector<DamagedName> damaged;
+    auto found = newest_complete(out, "", damaged, ranks);
+    if (!found && !damaged.empty())
+        fail("--resume auto: expected a complete checkpoint in ", out, ", found ", damaged.size(),
+             " damaged: ", damaged[0].reason, "; --resume none starts again at step 0");
+    ResumePoint point = found.value_or(ResumePoint{});
+    point.damaged = damaged;
+    return point;
+}
+
+// Whoever names a checkpoint gets this one or an error, and no other.
+ResumePoint named_checkpoint(const std::string& directory, const Ranks& ranks) {
+    try {
+        return {directory, open_checkpoint(directory, ranks), {}};
+    } catch (const DamagedCheckpoint& error) {
+        std::vector<DamagedName> damaged;
+        const std::string parent = parent_of(directory);
+        const auto other = newest_complete(parent, name_of(directory), damaged, ranks);
+        fail(error.what(),
+             other ? "; the newest complete checkpoint in its folder is " + other->directory : "");
+    }
+}
+
+}  // namespace
+
+ResumePoint find_checkpoint(const std::string& out, const std::string& resume, const Ranks& ranks) {
+    if (resume == "none") return {};
+    return resume == "auto" ? newest_checkpoint(out, ranks) : named_checkpoint(resume, ranks);
+}
+
+void check_resume(const Manifest& m, const std::string& directory, const Options& options,
+                  int64_t world_size) {
+    if (m.step > options.steps)
+        fail(directory, ": expected at most --steps ", options.steps, ", found a checkpoint of step ",
+             m.step);
+    const Manifest asked = describe_run(options, world_size, m.step);
+    const auto same = [&](const char* flag, const auto& made, const auto& now) {
+        if (made != now)
+            fail(directory, ": was written with --", flag, " ", made, ", expected the same, found ", now);
+    };
+    same("seed", m.seed, asked.seed);
+    same("seq-len", m.seq_len, asked.seq_len);
+    same("total-batch-size", m.total_batch_size, asked.total_batch_size);
+    same("dtype", m.dtype, asked.dtype);
+    same("optimizer-state", m.optimizer_state, asked.optimizer_state);
+    same("master-weights", m.master_weights, asked.master_weights);
+}
+
+std::string changed_flags(const Manifest& m, const Options& options, int64_t sequences) {
+    const json now = to_json(options);
+    std::string text;
+    const auto add = [&](const std::string& what, const json& was, const json& is) {
+        if (was != is) text += (text.empty() ? "" : ", ") + what + " was " + was.dump() + ", is " + is.dump();
+    };
+    for (const char* flag : {"steps",          "lr",
+                             "min-lr-frac",    "warmup-steps",
+                             "schedule",       "weight-decay",
+                             "beta1",          "beta2",
+                             "grad-clip",      "batch-size",
+                             "grad-dtype",     "reduce-dtype",
+                             "matmul-dtype",   "fp8-recipe",
+                             "fp8-gradients",  "fp8-head",
+                             "fp8-keep-first", "fp8-keep-last",
+                             "train-data",     "document-mask",
+                             "kernel"})
+        if (m.config.contains(flag)) add(std::string("--") + flag, m.config[flag], now[flag]);
+    if (m.sequences && sequences)
+        add("sequences of training data, whose order depends on their number:", m.sequences, sequences);
+    return text;
+}
+
+}  // namespace llamac

@@ -1,0 +1,350 @@
+#include "program/log.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdarg>
+#include <cstring>
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+#include "core/file.h"
+#include "core/folder.h"
+#include "platform/error.h"
+#include "run/version.h"
+
+namespace llamac {
+namespace {
+
+using nlohmann::ordered_json;
+constexpr size_t width = 110;
+
+std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
+std::string format(const char* pattern, ...) {
+    char text[512];
+    va_list values;
+    va_start(values, pattern);
+    std::vsnprintf(text, sizeof text, pattern, values);
+    va_end(values);
+    return text;
+}
+
+// "2026-11-23T09:05:07.042Z".
+std::string utc_time() {
+    using namespace std::chrono;
+    const int64_t ms = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
+    const std::time_t seconds = ms / 1000;
+    std::tm utc{};
+    gmtime_r(&seconds, &utc);
+    char text[32];
+    std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
+    return text + format(".%03dZ", static_cast<int>(ms % 1000));
+}
+
+std::string host_name() {
+    char name[256] = "";
+    return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+}
+
+// Bytes that are not UTF-8 become U+FFFD; infinities and NaN become null.
+std::string json_line(const ordered_json& object) {
+    return object.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+// Columns that a terminal shows: bytes that do not continue a UTF-8 character.
+size_t columns(const std::string& text) {
+    return static_cast<size_t>(
+        std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+std::string padded(const std::string& text, size_t to) {
+    return text + std::string(to > columns(text) ? to - columns(text) : 0, ' ');
+}
+
+// What a device's driver says, by name; empty where it says nothing.
+ordered_json known(const Sensors& s) {
+    ordered_json object = ordered_json::object();
+    const std::pair<const char*, double> all[] = {{"watts", s.watts},
+                                                  {"celsius", s.celsius},
+                                                  {"clock_mhz", s.clock_mhz},
+                                                  {"memory_clock_mhz", s.memory_clock_mhz},
+                                                  {"ecc_corrected", s.ecc_corrected},
+                                                  {"ecc_uncorrected", s.ecc_uncorrected}};
+    for (const auto& [name, value] : all)
+        if (!std::isnan(value)) object[name] = value;
+    return object;
+}
+
+}  // namespace
+
+Log::Log(const std::string& out, const RunShape& run_shape, std::FILE* to)
+    : path(out.empty() ? "/dev/null" : out + "/log.jsonl"),
+      file(
+          uninterrupted([&] { return open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666); })),
+      console(to),
+      run(run_shape) {
+    if (file < 0) fail_with_errno(path, "write");
+}
+
+Log::~Log() {
+    if (file >= 0) close(file);
+}
+
+bool Log::is_in_place() const {
+    struct stat own, there;
+    return fstat(file, &own) == 0 && stat(path.c_str(), &there) == 0 && own.st_dev == there.st_dev &&
+           own.st_ino == there.st_ino;
+}
+
+void Log::flush() {
+    if (pending.empty()) return;
+    if (before_write) before_write();
+    if (!is_in_place()) {
+        if (before_write) before_write();  // the folder may have gone meanwhile
+        fail(path, ": expected the log of this run, found ", exists(path) ? "another file" : "none",
+             ": it was removed or replaced while the run was writing it");
+    }
+    while (!pending.empty()) {
+        const ssize_t done = uninterrupted([&] { return write(file, pending.data(), pending.size()); });
+        if (done == 0) errno = ENOSPC;
+        if (done <= 0) fail_with_errno(path, "write");
+        pending.erase(0, static_cast<size_t>(done));
+    }
+}
+
+void Log::event(const ordered_json& fields) {
+    ordered_json stamped = {{"event", fields.at("event")}, {"time", utc_time()}};
+    stamped.update(fields);
+    pending += json_line(stamped) + "\n";
+    flush();
+}
+
+void Log::print(const std::string& line) {
+    console.write(printable(ordered_json::parse(json_line(line)).get<std::string>()) + "\n");
+}
+
+void Log::table(const std::string& heading, const Rows& rows) {
+    print(heading);
+    size_t key = 0, value = 0;
+    for (const auto& row : rows) {
+        key = std::max(key, columns(row.first));
+        value = std::max(value, columns(row.second));
+    }
+    const size_t cell = key + value + 6, across = std::max<size_t>(1, width / cell);
+    const size_t down = (rows.size() + across - 1) / across;
+    for (size_t i = 0; i < down; i++) {
+        std::string line;
+        for (size_t j = i; j < rows.size(); j += down)
+            line += "  " + padded(rows[j].first, key) + "  " + padded(rows[j].second, value) + "  ";
+        print(line.substr(0, line.find_last_not_of(' ') + 1));
+    }
+}
+
+void Log::memory(const std::vector<MemoryRow>& rows) {
+    MemoryRow total{"total"};
+    size_t group = columns("memory");
+    for (const MemoryRow& row : rows) {
+        group = std::max(group, columns(row.group));
+        if (row.is_on_host) continue;
+        total.tensors += row.tensors;
+        total.bytes += row.bytes;
+    }
+    const auto print_row = [&](const MemoryRow& row) {
+        const double mib = static_cast<double>(row.bytes) / (1 << 20);
+        print("  " + padded(row.group, group) +
+              format("  %8lld  %12.1f", static_cast<long long>(row.tensors), mib));
+    };
+    print(padded("memory", group + 2) + "   tensors           MiB");
+    for (const MemoryRow& row : rows)
+        if (!row.is_on_host) print_row(row);
+    print_row(total);
+    for (const MemoryRow& row : rows)
+        if (row.is_on_host) print_row(row);
+}
+
+void Log::describe_run(const std::string& device, int64_t parameters, int64_t ranks, const Origin& origin) {
+    ordered_json from;  // null where there is none
+    if (!origin.from.empty()) from = origin.from;
+    event({{"event", "run"},
+           {"host", host_name()},
+           {"device", device},
+           {"version", version_number()},
+           {"commit", version_commit()},
+           {"origin", origin.kind},
+           {"from", from},
+           {"parameters", parameters},
+           {"ranks", ranks},
+           {"tokens_per_step", static_cast<int64_t>(run.tokens_per_step)}});
+}
+
+void Log::start(const ordered_json& config) {
+    ordered_json fields = {{"event", "start"}};
+    fields.update(config);
+    event(fields);
+    std::string heading = format("%13s  %8s  %9s  %8s  %8s  %9s  %8s", "step", "loss", "grad norm", "lr",
+                                 "ms", "tokens/s", run.gpu ? "TFLOP/s" : "GFLOP/s");
+    if (run.peak_flops > 0) heading += "  % of peak";
+    print(heading + "  mem GiB  time left");
+}
+
+void Log::step(const StepResult& r, const Usage& usage) {
+    const double speed = run.tokens_per_step / r.ms * 1e3, flops = speed * run.flops_per_token;
+    // What was measured of a CPU, or of one that is busy, may be less than what a step reaches.
+    if (!run.gpu && run.peak_flops > 0) run.peak_flops = std::max(run.peak_flops, flops);
+    ordered_json mfu;  // null where the peak is not known
+    if (run.peak_flops > 0) mfu = flops / run.peak_flops;
+    ordered_json fields = {{"event", "step"},
+                           {"step", r.step},
+                           {"loss", r.loss},
+                           {"grad_norm", r.grad_norm},
+                           {"lr", r.lr},
+                           {"ms", r.ms},
+                           {"tokens_per_s", speed},
+                           {"tflops", flops / 1e12},
+                           {"mfu", mfu},
+                           {"gpu_mem_gib", usage.gpu_mem_gib},
+                           {"gpu_percent", usage.gpu_percent},
+                           {"rss_gib", usage.rss_gib},
+                           {"system_mem_gib", usage.system_mem_gib},
+                           {"cpu_percent", usage.cpu_percent}};
+    if (r.skipped) fields["skipped"] = true;
+    if (const ordered_json device = known(usage.sensors); !device.empty()) fields["device"] = device;
+    event(fields);
+    count_usage(usage, r.ms);
+    count_saturated(r);
+    const bool first = typical_ms == 0, last = r.step == run.steps;
+    typical_ms = typical_ms == 0 ? r.ms : 0.9 * typical_ms + 0.1 * r.ms;
+    if (!first && !last && !r.skipped && r.step % run.log_every != 0) return;
+    std::string line = format("%13s  %8.4f  %9.4f  %8.2e  %8.1f  %9.0f  %8.1f",
+                              (std::to_string(r.step) + "/" + std::to_string(run.steps)).c_str(), r.loss,
+                              r.grad_norm, r.lr, r.ms, speed, flops / (run.gpu ? 1e12 : 1e9));
+    if (run.peak_flops > 0) line += format("  %9.1f", 100 * flops / run.peak_flops);
+    const double left = static_cast<double>(run.steps - r.step) * typical_ms / 1e3;
+    // The device's; where the host computes, the process's at its peak.
+    const double memory = run.gpu ? usage.gpu_mem_gib : usage.rss_gib;
+    print(line + format("  %7.2f  %9s", memory, duration(left).c_str()) + (r.skipped ? "  skipped" : ""));
+    saturated();
+}
+
+void Log::count_saturated(const StepResult& r) {
+    last_step = r.step;
+    beyond_steps++;
+    for (const Saturated& s : r.saturated) {
+        Saturated& sum = beyond[s.tensor];
+        sum = {s.tensor, sum.values + s.values, s.of};
+    }
+}
+
+void Log::saturated() {
+    const auto share = [&](const Saturated& s) {
+        return static_cast<double>(s.values) / static_cast<double>(s.of) / static_cast<double>(beyond_steps);
+    };
+    ordered_json values;
+    const Saturated* worst = nullptr;
+    int64_t many = 0;
+    for (const auto& [name, s] : beyond) {
+        values[name] = s.values;
+        if (!worst || share(s) > share(*worst)) worst = &s;
+        many += share(s) > most_saturated;
+    }
+    if (worst)
+        event({{"event", "saturated"},
+               {"step", last_step},
+               {"steps", beyond_steps},
+               {"values", values},
+               {"worst", worst->tensor},
+               {"share", share(*worst)}});
+    if (many > 0)
+        note(last_step, format("saturated: %.3g%% of %s", 100 * share(*worst), worst->tensor.c_str()) +
+                            " lies beyond fp8's largest value" +
+                            (many > 1 ? format("; over %.2g%% in %lld tensors", 100 * most_saturated,
+                                               static_cast<long long>(many))
+                                      : ""));
+    beyond.clear();
+    beyond_steps = 0;
+}
+
+void Log::note(int64_t step, const std::string& text) {
+    print(format("%13s  ", (std::to_string(step) + "/" + std::to_string(run.steps)).c_str()) + text);
+}
+
+void Log::spike(int64_t step, const Spike& s) {
+    event({{"event", "spike"},
+           {"step", step},
+           {"quantity", s.quantity},
+           {"found", s.found},
+           {"expected", s.expected},
+           {"allowed", s.allowed}});
+    note(step, format("spike: %s %.4f, expected about %.4f, at most %.4f", s.quantity, s.found, s.expected,
+                      s.allowed));
+}
+
+void Log::val(int64_t step, double loss) {
+    event({{"event", "val"}, {"step", step}, {"loss", loss}});
+    note(step, format("%8.4f  validation", loss));
+}
+
+void Log::evaluation(int64_t step, const Score& s) {
+    const std::optional<double>& norm = s.accuracy_norm;
+    event({{"event", "evaluation"},
+           {"step", step},
+           {"task", s.task},
+           {"accuracy", s.accuracy},
+           {"accuracy_norm", norm ? ordered_json(*norm) : ordered_json()},
+           {"questions", s.questions}});
+    note(step, format("%8.4f  accuracy", s.accuracy) + (norm ? format(", %.4f by length", *norm) : "") +
+                   ": " + s.task + ", " + grouped(s.questions) + " questions");
+}
+
+void Log::sample(int64_t step, const std::string& text) {
+    event({{"event", "sample"}, {"step", step}, {"text", text}});
+    print("--- sample at step " + std::to_string(step) + "\n" + text + "\n---");
+}
+
+void Log::checkpoint(int64_t step, const std::string& directory, double pause_ms) {
+    event({{"event", "checkpoint"}, {"step", step}, {"path", directory}, {"ms", pause_ms}});
+    note(step, "checkpoint " + directory);
+}
+
+void Log::count_usage(const Usage& u, double step_ms) {
+    most.gpu_mem_gib = std::max(most.gpu_mem_gib, u.gpu_mem_gib);
+    most.rss_gib = std::max(most.rss_gib, u.rss_gib);
+    most.system_mem_gib = std::max(most.system_mem_gib, u.system_mem_gib);
+    most.cpu_percent += step_ms * u.cpu_percent;
+    ms += step_ms;
+    if (std::isnan(u.gpu_percent)) return;
+    most.gpu_percent += step_ms * u.gpu_percent;
+    gpu_known_ms += step_ms;
+}
+
+void Log::print_usage() {
+    if (ms == 0) return;
+    std::string line = "used: ";
+    if (most.gpu_mem_gib > 0) line += format("GPU memory %.1f GiB, ", most.gpu_mem_gib);
+    if (gpu_known_ms > 0) line += format("GPU %.0f%% busy, ", most.gpu_percent / gpu_known_ms);
+    print(line + format("process %.1f GiB, system %.1f GiB, CPU %.0f%%", most.rss_gib, most.system_mem_gib,
+                        most.cpu_percent / ms));
+}
+
+std::string duration(double seconds) {
+    if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e15) return "-";
+    const long long s = std::llround(seconds);
+    if (s < 60) return format("%lld s", s);
+    if (s < 3600) return format("%lld:%02lld", s / 60, s % 60);
+    return format("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+}
+
+std::string grouped(int64_t number) {
+    std::string text = std::to_string(number);
+    const int64_t first = number < 0 ? 1 : 0;
+    for (int64_t i = static_cast<int64_t>(text.size()) - 3; i > first; i -= 3)
+        text.insert(static_cast<size_t>(i), ",");
+    return text;
+}
+
+}  // namespace llamac

@@ -1,0 +1,99 @@
+// The log of a run: OUT/log.jsonl with one JSON object per event and line, and the same information on the console,
+// 110 columns wide.
+#pragma once
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "platform/usage.h"
+#include "program/console.h"
+#include "program/spikes.h"
+#include "run/options.h"
+#include "train/evaluation.h"
+#include "train/memory.h"
+#include "train/step_result.h"
+
+namespace llamac {
+
+struct RunShape {
+    int64_t steps = 0;           // the last step's number
+    double tokens_per_step = 0;  // over all devices
+    double flops_per_token = 0;
+    double peak_flops = 0;  // per second, of all devices together; 0: not known, no "% of peak"
+    bool gpu = false;       // TFLOP/s on the console, else GFLOP/s
+    int64_t log_every = 1;  // steps per line on the console, besides the first and the last one
+};
+
+// Where the weights of a run come from.
+struct Origin {
+    std::string kind = "fresh";  // or "resumed", "loaded"
+    std::string from = "";       // the folder; "": none
+};
+
+struct Log {
+    // Appends to out/log.jsonl (cut back by truncate_log.h), with out "" to no file, and prints to `console`. Throws
+    // Error with the path where a line cannot be written.
+    Log(const std::string& out, const RunShape& run, std::FILE* console = stdout);
+
+    void print(const std::string& line);
+    // Key and value side by side, as many columns of them as fit.
+    void table(const std::string& heading, const Rows& rows);
+    void memory(const std::vector<MemoryRow>& rows);
+
+    // The event that opens a run: what it is, besides its configuration.
+    void describe_run(const std::string& device, int64_t parameters, int64_t ranks = 1,
+                      const Origin& origin = {});
+    // The event with the resolved configuration, then the heading of the table of steps.
+    void start(const nlohmann::ordered_json& config);
+    // Saturated values are an event, and beyond most_saturated a line, where the step has a line on the console.
+    void step(const StepResult& result, const Usage& usage = {});
+    // What no event has told yet.
+    void saturated();
+    void spike(int64_t step, const Spike& spike);
+    void val(int64_t step, double loss);
+    void evaluation(int64_t step, const Score& score);
+    void sample(int64_t step, const std::string& text);  // any bytes; what is not UTF-8 becomes U+FFFD
+    // pause_ms: what training stood still for.
+    void checkpoint(int64_t step, const std::string& path, double pause_ms);
+    // What the steps took of the machine, in one line: the most memory, the mean of what is a percentage.
+    void print_usage();
+
+    // Writes what an event could not. Throws Error again where it still cannot.
+    void flush();
+    ~Log();
+    Log(const Log&) = delete;
+
+    std::function<void()> before_write;  // throws where the folder is not the run's any more
+
+  private:
+    bool is_in_place() const;
+    // Writes the fields behind the time.
+    void event(const nlohmann::ordered_json& fields);
+    void note(int64_t step, const std::string& text);
+    void count_usage(const Usage& usage, double step_ms);
+    void count_saturated(const StepResult& result);
+
+    std::string path;
+    int file;             // its descriptor
+    std::string pending;  // lines to write; of the first one, what is missing
+    Console console;
+    RunShape run;
+    double typical_ms = 0;  // running mean: one slow step does not move the time left
+    Usage most = {};        // memory: the most of any step; percentages: the sum of ms * percent
+    double ms = 0, gpu_known_ms = 0;
+    std::map<std::string, Saturated> beyond;  // since the last event of them
+    int64_t beyond_steps = 0, last_step = 0;
+};
+
+// The share of a tensor's values beyond fp8's largest that the console warns of.
+constexpr double most_saturated = 1e-3;
+
+// "12 s", "3:05", "7:02:05".
+std::string duration(double seconds);
+// 1234567 as "1,234,567".
+std::string grouped(int64_t number);
+
+}  // namespace llamac

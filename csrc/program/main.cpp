@@ -1,0 +1,504 @@
+// train_llama3: the loop of a training run. Flags: options.h; one step: trainer.h; what it prints: log.h.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <utility>
+
+#include "checkpoint/output.h"
+#include "platform/cpu_level.h"
+#include "platform/ranks/spawn.h"
+#include "platform/threads.h"
+#include "program/list_kernels.h"
+#include "program/log.h"
+#include "program/plot.h"
+#include "program/spikes.h"
+#include "program/stop.h"
+#include "program/watchdog.h"
+#include "run/version.h"
+#include "train/memory.h"
+#include "train/peak.h"
+#include "train/profile.h"
+#include "train/trainer.h"
+
+namespace llamac {
+namespace {
+
+// Every token file stays open. The usual limit is 1024, the hard one far above: it is low for programs that call select().
+void allow_many_files() {
+    rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+    files.rlim_cur = files.rlim_max;
+    static_cast<void>(setrlimit(RLIMIT_NOFILE, &files));
+}
+
+std::string computing_device() {
+    if (computing_context().backend == Backend::host) {
+        const std::string level = cpu_level();
+        return "CPU, " + std::to_string(host_threads()) + " threads" + (level.empty() ? "" : ", " + level);
+    }
+    return device_properties().name;
+}
+
+Origin origin_of(const Trainer& t) {
+    if (!t.resumed_from.empty()) return {"resumed", t.resumed_from};
+    if (t.options.init == "load") return {"loaded", t.options.model};
+    return {};
+}
+
+using Clock = std::chrono::steady_clock;
+double ms_since(Clock::time_point begin) {
+    return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+
+bool is_due(int64_t every, int64_t step) {
+    return every > 0 && step % every == 0;
+}
+
+void describe(Log& log, const Trainer& t) {
+    for (const auto& [heading, rows] : configuration_rows(t.options)) log.table(heading, rows);
+    const Config& c = t.config;
+    log.table("this run",
+              {{"computes on", computing_device()},
+               {"parameters", grouped(count_parameters(c))},
+               {"layers, channels, heads", std::to_string(c.L) + ", " + std::to_string(c.C) + ", " +
+                                               std::to_string(c.NH) + "/" + std::to_string(c.NKV)},
+               {"tokens per step", grouped(t.tokens_per_step())},
+               {"training tokens", grouped(t.train ? t.train->tokens : 0)},
+               {"validation tokens", grouped(t.val ? t.val->tokens : 0)}});
+    std::vector<MemoryRow> rows = memory_rows(t.model, !t.options.dry_run);
+    if (t.async || (t.options.dry_run && t.saves_async())) rows.push_back(copy_row(t.state()));
+    log.memory(rows);
+}
+
+// The plan of a run that is not begun: nothing is written.
+int finish_dry_run(const Trainer& t) {
+    Log log("", {});
+    describe(log, t);
+    if (!t.warnings.empty()) log.print(t.warnings);
+    check_memory(t.model, t.options);
+    log.print("dry run: the run fits; nothing was allocated, computed or written");
+    return 0;
+}
+
+// The loop of a run, to its end, a signal or an error; after either, with a checkpoint of what was finished.
+struct Loop {
+    Trainer& t;
+    const OutputFolder& out;
+    Log& log;
+    Watchdog watchdog;
+    Profile profile;
+    UsageMeter usage = {};
+    SpikeDetector spikes = {};
+    int64_t skipped = 0;                         // steps in a row
+    std::string saved;                           // the newest checkpoint; "": there is none
+    int64_t saved_step;                          // of it, or the first one
+    bool sound = true;                           // the weights; and the disk, as far as is known
+    int ended_by = 0;                            // a signal to any rank
+    std::optional<Clock::time_point> agreed_at;  // and what they do since is a micro-batch's work
+    Clock::duration longest_work{};
+    // A checkpoint that is being written while training goes on; pause_ms: what training stood still for.
+    struct Writing {
+        int64_t step;
+        double pause_ms;
+    };
+    std::optional<Writing> writing;
+
+    Loop(Trainer& trainer, const OutputFolder& folder, Log& to, double peak)
+        : t(trainer),
+          out(folder),
+          log(to),
+          watchdog(t.options.watchdog),
+          profile(choose_profiled_steps(t.step + 1, t.options.steps, t.options.profile), t.model.context,
+                  out.folder(), peak, t.ranks.is_first()),
+          saved(t.resumed_from),
+          saved_step(t.step) {
+        t.written = [this] { watchdog.progress(); };
+        t.between = [this] {
+            watchdog.progress();
+            // Ranks end together, so that none waits for one that has ended.
+            if (ended_by == 0) agree();
+            if (ended_by != 0) throw Stopped();
+        };
+    }
+    Loop(const Loop&) = delete;
+    ~Loop() {
+        t.async.reset();  // its thread calls t.written
+        t.written = t.between = nullptr;
+    }
+
+    void run();
+
+  private:
+    unsigned agreement_seconds() const;
+    void agree();
+    void run_steps();
+    void finish(int64_t in_flight);
+    bool val_is_due() const;
+    bool evaluation_is_due() const;
+    bool sample_is_due() const;
+    void finish_interrupted_step();
+    void validate();
+    void evaluate();
+    void sample();
+    void save(bool goes_on);
+    void finish_save();
+    std::string rescue(bool agreed);
+};
+
+// How long ranks are waited for after a signal: they compute equally long.
+unsigned Loop::agreement_seconds() const {
+    return 5 + 2 * static_cast<unsigned>(std::chrono::ceil<std::chrono::seconds>(longest_work).count());
+}
+
+// The same signal ends all ranks. With one rank, its own.
+void Loop::agree() {
+    const int own = stop_signal();
+    if (t.ranks.count == 1) {
+        ended_by = own;
+        return;
+    }
+    if (agreed_at) longest_work = std::max(longest_work, Clock::now() - *agreed_at);
+    limit_agreement(agreement_seconds());
+    for (const double signal : t.ranks.gather("signal", static_cast<double>(own)))
+        ended_by = std::max(ended_by, static_cast<int>(signal));
+    agreed_at = Clock::now();
+    if (ended_by != 0) limit_agreement(0);
+}
+
+void Loop::validate() {
+    watchdog.begins("validation at step", t.step);
+    if (!t.val) return;
+    const double loss = t.validate();
+    t.ranks.together("log", [&] { log.val(t.step, loss); });
+}
+
+void Loop::evaluate() {
+    if (t.questions.empty()) return;
+    watchdog.begins("evaluation at step", t.step);
+    const std::vector<Score> scores = t.evaluate();
+    t.ranks.together("log", [&] {
+        for (const Score& score : scores) log.evaluation(t.step, score);
+    });
+}
+
+void Loop::sample() {
+    watchdog.begins("sample at step", t.step);
+    std::string text;
+    const auto make = [&] { text = t.sample(); };
+    // Shared weights are gathered meanwhile: a rank that fails cannot keep the others from waiting for it.
+    t.model.options.sharding.shares_weights() ? make() : t.ranks.together("sample", make);
+    t.ranks.together("log", [&] { log.sample(t.step, text); });
+}
+
+// goes_on: whether training does, so that the checkpoint can be written meanwhile.
+void Loop::save(bool goes_on) {
+    const Clock::time_point begin = Clock::now();
+    finish_save();
+    watchdog.begins("checkpoint of step", t.step);
+    const OpenFolder* folder = nullptr;
+    t.ranks.together("log", [&] {
+        log.saturated();
+        folder = &out.folder();
+    });
+    limit_agreement(0);  // a save takes its time
+    if (goes_on && t.async) {
+        t.start_save(*folder);
+        saved_step = t.step;
+        writing = {t.step, ms_since(begin)};
+    } else {
+        sound = false;  // until it is written
+        saved_step = t.step;
+        saved = t.save(*folder);
+        sound = true;
+        t.ranks.together("log", [&] { log.checkpoint(t.step, saved, ms_since(begin)); });
+    }
+    if (agreed_at) limit_agreement(agreement_seconds());
+    agreed_at.reset();
+}
+
+// Waits for the checkpoint that is being written, if there is one.
+void Loop::finish_save() {
+    if (!writing) return;
+    const Writing done = *std::exchange(writing, std::nullopt);
+    watchdog.begins("checkpoint of step", done.step);
+    limit_agreement(0);
+    const bool weights_are = std::exchange(sound, false);  // until it is written
+    saved = t.async->finish();
+    sound = weights_are;
+    t.ranks.together("log", [&] { log.checkpoint(done.step, saved, done.pause_ms); });
+}
+
+void Loop::finish(int64_t in_flight) {
+    while (t.in_flight() > in_flight) {
+        sound = false;  // until the step is known to be right
+        const StepResult r = t.finish_step();
+        watchdog.start();  // not for the first step, which times kernels
+        watchdog.progress();
+        const bool finite = std::isfinite(r.loss) && std::isfinite(r.grad_norm);
+        // Else every weight is as bad from here on, and the next checkpoints would replace the good ones.
+        skipped = r.skipped ? skipped + 1 : 0;
+        sound = r.skipped ? skipped <= t.options.skip_nonfinite : finite;
+        t.ranks.together("log", [&] { log.step(r, usage.read()); });
+        if (finite)
+            for (const Spike& spike : spikes.add(r.loss, r.grad_norm))
+                t.ranks.together("log", [&] { log.spike(r.step, spike); });
+        if (!sound)
+            t.ranks.together("step", [&] {
+                fail("step ", r.step, ": expected a finite loss and gradient norm, found ", r.loss, " and ",
+                     r.grad_norm,
+                     skipped > 0 ? ", after " + std::to_string(skipped - 1) + " steps skipped" : "");
+            });
+    }
+}
+
+bool Loop::val_is_due() const {
+    return t.step == t.options.steps || is_due(t.options.val_every, t.step);
+}
+
+bool Loop::evaluation_is_due() const {
+    return !t.questions.empty() && (t.step == t.options.steps || is_due(t.options.eval_every, t.step));
+}
+
+bool Loop::sample_is_due() const {
+    return t.options.sample_every > 0 &&
+           (t.step == t.options.steps || is_due(t.options.sample_every, t.step));
+}
+
+// A signal that comes while a run validates, evaluates or samples leaves the checkpoint of the step, and the log without the event.
+void Loop::finish_interrupted_step() {
+    const std::set<std::string>& logged = out.logged();
+    if (!logged.count("step")) return;  // the log begins here
+    if (val_is_due() && !logged.count("val")) validate();
+    if (evaluation_is_due() && !logged.count("evaluation")) evaluate();
+    if (sample_is_due() && !logged.count("sample")) sample();
+}
+
+void Loop::run_steps() {
+    const Options& o = t.options;
+    if (t.step == 0) {
+        validate();
+        evaluate();
+    } else {
+        finish_interrupted_step();
+    }
+    while (t.step < o.steps) {
+        watchdog.begins("step", t.step + 1);
+        profile.begin_step(t.step + 1);
+        t.start_step();
+        profile.end_step();
+        const bool checkpoint =
+            o.checkpoint_every >= 0 && (t.step == o.steps || is_due(o.checkpoint_every, t.step));
+        const bool profiled = profile.ends_with(t.step);
+        const bool all = val_is_due() || evaluation_is_due() || sample_is_due() || checkpoint || profiled;
+        finish(all ? 0 : t.most_in_flight);
+        if (writing && t.async->is_done()) finish_save();
+        if (profiled) t.ranks.together("profile", [&] { profile.finish(); });
+        if (val_is_due()) validate();
+        if (evaluation_is_due()) evaluate();
+        if (sample_is_due()) sample();
+        if (checkpoint) save(t.step < o.steps);
+    }
+}
+
+// After an error: the steps that are done, in the log and, unless ranks may be anywhere, in a checkpoint. Returns what to add
+// to the error's line.
+std::string Loop::rescue(bool agreed) {
+    const auto attempt = [](const auto& call) {
+        try {
+            call();
+        } catch (const std::exception&) {  // the error that led here is the one that is reported
+        }
+    };
+    attempt([&] { finish_save(); });
+    attempt([&] { log.flush(); });
+    if (agreed)
+        attempt([&] {
+            while (t.in_flight() > 0) {
+                const StepResult r = t.finish_step();
+                sound &= r.skipped || (std::isfinite(r.loss) && std::isfinite(r.grad_norm));
+                if (sound) attempt([&] { log.step(r, usage.read()); });
+            }
+            if (sound && t.options.checkpoint_every >= 0 && t.step > saved_step) {
+                const Clock::time_point begin = Clock::now();
+                saved_step = t.step;
+                saved = t.save(out.folder());
+                attempt([&] { log.checkpoint(t.step, saved, ms_since(begin)); });
+            }
+        });
+    // A rank may be lost after a checkpoint has got its name, while older ones are removed.
+    attempt([&] {
+        const std::string last = out.folder().path + "/" + step_name(saved_step);
+        if (exists(last)) saved = last;
+    });
+    return saved.empty() ? "; there is no checkpoint" : "; the last checkpoint is " + saved;
+}
+
+void Loop::run() {
+    try {
+        try {
+            run_steps();
+        } catch (const Stopped&) {
+        }
+        finish(0);
+        finish_save();
+        t.ranks.together("profile", [&] {
+            profile.finish();
+            log.saturated();
+        });
+        log.print_usage();
+        if (t.options.checkpoint_every >= 0 && t.step > saved_step) save(false);
+    } catch (const ReportedElsewhere&) {
+        rescue(true);
+        throw;
+    } catch (const AgreedError& error) {
+        fail(error.what(), rescue(true));
+    } catch (const std::exception& error) {
+        const bool alone = t.ranks.count == 1;
+        if (!alone) t.ranks.abandon();
+        fail(reason_of(error), rescue(alone));
+    }
+}
+
+// The loop's checkpoint of the last step, if there is one, and the signal that ended it, if one did.
+std::pair<std::string, int> train(Trainer& t, const OutputFolder& out, Log& log, double peak) {
+    std::optional<Loop> loop;
+    t.ranks.together("start", [&] { loop.emplace(t, out, log, peak); });
+    loop->run();
+    return {t.step == loop->saved_step ? loop->saved : "", loop->ended_by};
+}
+
+// The first rank tells; the others compute the same and are silent.
+std::FILE* console_of(const Ranks& ranks) {
+    return ranks.is_first() ? stdout : std::fopen("/dev/null", "w");
+}
+
+int run_training(const Options& options, const Ranks& ranks) {
+    std::optional<OutputFolder> folder;
+    ranks.together("output folder", [&] { folder.emplace(options.out, ranks.is_first()); });
+    std::optional<Trainer> trainer;
+    ranks.together("loading", [&] { trainer.emplace(options, std::nullopt, ranks); });
+    OutputFolder& out = *folder;
+    Trainer& t = *trainer;
+    t.agree_with_ranks();
+    t.prepare_async_saves();
+    answer_stop_signals();
+    std::vector<std::string> moved;
+    ranks.together("output folder", [&] {
+        if (ranks.is_first()) moved = out.prepare(t.resumed_from, t.step, t.damaged);
+    });
+    const std::string logged = ranks.gather("logged", out.logged_text())[0];
+    ranks.together("output folder", [&] {
+        if (!ranks.is_first()) out.join(logged);
+    });
+    const RunShape shape{options.steps,
+                         static_cast<double>(t.tokens_per_step()),
+                         flops_per_token(t.config, options.seq_len),
+                         peak_flops(t.model.options.precision.weights) * static_cast<double>(ranks.count),
+                         t.model.context.backend == Backend::device,
+                         options.log_every};
+    std::optional<Log> opened;
+    ranks.together("log",
+                   [&] { opened.emplace(ranks.is_first() ? options.out : "", shape, console_of(ranks)); });
+    Log& log = *opened;
+    log.before_write = [&out] { out.check(); };
+    for (const std::string& line : moved) log.print(line);
+    describe(log, t);
+    if (!t.warnings.empty()) log.print(t.warnings);
+    if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
+    ranks.together("log", [&] {
+        log.describe_run(computing_device(), count_parameters(t.config), ranks.count, origin_of(t));
+        log.start(to_json(options));
+    });
+    const auto [saved, signal] = train(t, out, log, shape.peak_flops);
+    ranks.barrier();  // none ends while another one needs it
+    if (ranks.is_first()) {
+        out.check();
+        const std::string plot = draw_loss_plot(options.out);
+        log.print((signal ? std::string("interrupted by ") + signal_name(signal) : "done") + ": " +
+                  (saved.empty() ? "no model" : "model " + saved) + ", log " + options.out + "/log.jsonl, " +
+                  plot);
+    }
+    return signal ? exit_code_of(signal) : 0;
+}
+
+// The plan of one of so many ranks.
+int plan_training(const Options& options, int64_t count) {
+    Ranks planned;
+    planned.count = count;
+    return finish_dry_run(Trainer(options, {}, planned));
+}
+
+// What is done once, and not by every rank. Nothing, where the options ask for a run.
+std::optional<int> run_once(const Options& options, int64_t ranks) {
+    if (options.list_kernels) return list_kernels(), 0;
+    if (options.print_config) return std::fputs(to_toml(options).c_str(), stdout), 0;
+    if (options.train_data.empty()) fail("--train-data: expected a pattern of files, found none");
+    computing_context();  // a machine without the device is told so before any work
+    if (options.dry_run) return plan_training(options, ranks);
+    return {};
+}
+
+// The main thread waits for a rank that is lost, in a call of the device.
+void end_abandoned(const LostRank& lost) {
+    std::fprintf(stderr, "train_llama3: %s\n", lost.what());
+    _exit(2);
+}
+
+int run_program(int argc, char** argv) {
+    const Launch launch = join_launch();
+    // Before the ranks meet, because the flags say how long one waits for another; what is wrong with them is said by one.
+    Options options;
+    std::string wrong;
+    try {
+        options = parse_options(argc, argv);
+    } catch (const std::exception& error) {
+        wrong = reason_of(error);
+    }
+    Ranks ranks(launch, Patience(options));
+    std::optional<int> done;
+    ranks.together("options", [&] {
+        if (!wrong.empty()) fail(wrong);
+        check_launch(ranks, options);
+    });
+    ranks.compare(options, {{"the program's version", version_text()},
+                            {"--checkpoint-async", options.checkpoint_async}});
+    ranks.together("plan", [&] {
+        if (ranks.is_first()) done = run_once(options, std::max(ranks.count, options.devices));
+    });
+    if (ranks.gather("done", done ? 1 : 0)[0] != 0) return done.value_or(0);
+    if (ranks.count == 1 && options.devices > 1) {
+        check_engine(Launcher::torchrun, options.devices);  // once, before there are ranks
+        check_collectives(options.devices);
+        return run_ranks(options.devices, argv, options.collective_timeout + 5);
+    }
+    ranks.connect_devices(end_abandoned);
+    try {
+        return run_training(options, ranks);
+    } catch (const AgreedError&) {
+        throw;
+    } catch (...) {
+        ranks.abandon();  // before what unwinding waits for
+        throw;
+    }
+}
+
+}  // namespace
+}  // namespace llamac
+
+int main(int argc, char** argv) {
+    llamac::limit_spinning(argv);
+    llamac::ignore_write_signals();
+    llamac::allow_many_files();
+    try {
+        return llamac::run_program(argc, argv);
+    } catch (const llamac::ReportedElsewhere&) {
+    } catch (const llamac::Error& error) {
+        std::fprintf(stderr, "train_llama3: %s\n", error.what());
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "train_llama3: %s\n", llamac::reason_of(error).c_str());
+    }
+    return 2;
+}
