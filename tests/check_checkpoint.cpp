@@ -57,8 +57,8 @@ std::string save(const std::string& out, int64_t step, int64_t keep = 100) {
 
 void check_checkpoint() {
     const std::string out = fresh_folder("checkpoint");
-    check(find_checkpoint(out, "auto").directory.empty(), "auto with no checkpoint starts anew");
-    check(find_checkpoint(folder + "/none", "auto").directory.empty(), "auto with no directory starts anew");
+    check(find_checkpoint(out, {}).directory.empty(), "auto with no checkpoint starts anew");
+    check(find_checkpoint(folder + "/none", {}).directory.empty(), "auto with no directory starts anew");
     const std::string path = save(out, 7);
     check(path == out + "/step_000007" && names_in(out) == std::vector<std::string>{"step_000007"},
           "written");
@@ -90,11 +90,11 @@ void check_checkpoint() {
 
     save(out, 10);
     save(out, 1000000);
-    const ResumePoint newest = find_checkpoint(out, "auto");
+    const ResumePoint newest = find_checkpoint(out, {});
     check(newest.directory == out + "/step_1000000" && newest.manifest->step == 1000000 &&
               newest.damaged.empty(),
           "the newest by its number");
-    check(find_checkpoint(out, "none").directory.empty() && !find_checkpoint(out, "none").manifest, "none");
+    check(find_checkpoint(out, "").directory.empty() && !find_checkpoint(out, "").manifest, "none");
     check(find_checkpoint("", out + "/step_000010/").manifest->step == 10, "a directory");
     refused("the same step twice", {"step_000010", "found one"}, [&] { save(out, 10); });
     check(open_checkpoint(out + "/step_000010").step == 10, "it is as it was");
@@ -367,7 +367,7 @@ void check_killed() {
     save(out, 1);
     int cut_short = 0;
     for (int round = 0; round < 24; round++) {
-        const int64_t step = find_checkpoint(out, "auto").manifest->step;
+        const int64_t step = find_checkpoint(out, {}).manifest->step;
         const pid_t child = fork();
         if (child == 0) {
             for (int64_t s = step + 1;; s++) save(out, s, 2);

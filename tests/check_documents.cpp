@@ -41,7 +41,7 @@ void check_kernels() {
     Options o = masked_run({"--steps", "2", "--dtype", "bf16", "--verify-every", "1"});
     o.kernel = all_kernels();
     const Trained replayed = train(o, 1);
-    o.graphs = "off", o.verify_every = 0, o.recompute = "block";
+    o.graphs = false, o.verify_every = 0, o.recompute.block_every = 1;
     check(train(o, 0) == replayed, "kernels: other bits");
 }
 

@@ -34,7 +34,7 @@ bool same(const Options& a, const Options& b) {
 void check_flags() {
     const Options defaults = parse({});
     Options written;
-    written.init = "random";  // what auto means for a preset
+    written.init = Init::random;  // what auto means for a preset
     check(same(defaults, written), "defaults");
     const ordered_json keys = to_json(defaults);
     check(keys.contains("steps") && !keys.contains("config") && !keys.contains("list-kernels"),
@@ -42,7 +42,7 @@ void check_flags() {
     const Options o =
         parse({"--batch-size", "4", "--lr=1e-3", "--grad-clip", "0", "--schedule", "wsd", "--kernel", "a=1",
                "--kernel=b=naive", "--steps", "5", "--steps", "7", "--print-config"});
-    check(o.batch_size == 4 && o.lr == 1e-3 && o.grad_clip == 0 && o.schedule == "wsd", "flags");
+    check(o.batch_size == 4 && o.lr == 1e-3 && o.grad_clip == 0 && o.schedule == ScheduleShape::wsd, "flags");
     check(o.kernel == std::vector<std::string>{"a=1", "b=naive"}, "a flag that may be repeated");
     check(o.steps == 7, "the last of two wins");
     check(o.print_config && !o.list_kernels, "switches");
@@ -121,7 +121,7 @@ void check_bad_flags() {
         {{"-x"}, {"-x"}},
         {{"--config", folder + "/none.toml"}, {"none.toml", "No such file"}},
         {{"--config", folder}, {folder, "expected a file"}},
-        {{"--resume", ""}, {"--resume: expected auto, none or a directory"}},
+        {{"--resume", ""}, {"--resume: expected auto, none or a path"}},
         {{"--init", "load", "--model", endless}, {"--init load", endless.substr(0, 50)}},
     };
     for (const auto& [arguments, words] : bad) {

@@ -232,7 +232,7 @@ void check_linked_checkpoints() {
     save(out, 2);
     fs::rename(out + "/step_000002", elsewhere + "/two");
     fs::create_directory_symlink("../linked_elsewhere/two", out + "/step_000002");
-    const ResumePoint point = find_checkpoint(out, "auto");
+    const ResumePoint point = find_checkpoint(out, {});
     check(point.directory == out + "/step_000002" && point.manifest->step == 2, "it is resumed");
     for (const std::string& name : {out + "/step_000002", out + "/step_000002/"})
         check(OutputFolder(out).prepare(name, 2, {}).empty(), "and the run goes on in its folder: " + name);
@@ -247,7 +247,7 @@ void check_linked_checkpoints() {
     check(names_in(out) == Names({".lock", "previous_1", "previous_2", "step_000003"}), "it is pruned");
     check(open_checkpoint(elsewhere + "/two").step == 2, "what it leads to is not");
     fs::create_directory_symlink(in_folder("nowhere"), out + "/step_000009");
-    const ResumePoint before = find_checkpoint(out, "auto");
+    const ResumePoint before = find_checkpoint(out, {});
     check(before.directory == out + "/step_000003" && before.damaged.size() == 1,
           "a link that leads nowhere");
 }
@@ -258,7 +258,7 @@ void check_fallback() {
     overwrite(out + "/step_000005/model.safetensors", "weights 6");
     fs::remove(out + "/step_000004/manifest.json");
     fs::remove(out + "/step_000003/optimizer.safetensors");
-    const ResumePoint point = find_checkpoint(out, "auto");
+    const ResumePoint point = find_checkpoint(out, {});
     check(point.directory == out + "/step_000002" && point.manifest->step == 2, "the newest complete one");
     const std::vector<std::string> reasons = {"model.safetensors: expected the XXH3 checksum",
                                               "without manifest.json", "optimizer.safetensors: cannot open"};
@@ -285,12 +285,12 @@ void check_fallback() {
         "damaged checkpoints are set aside under names of their own");
     check(get(out + "/damaged_step_000005_2/model.safetensors") == "weights 6", "as they are");
     check(get(out + "/log.jsonl") == "{\"step\":2}\n", "the log is cut back to the step that is resumed");
-    check(find_checkpoint(out, "auto").damaged.empty(), "next time there are none");
+    check(find_checkpoint(out, {}).damaged.empty(), "next time there are none");
     overwrite(out + "/step_000001/config.json", "[]");
     overwrite(out + "/step_000002/config.json", "[]");
     refused("nothing but damaged ones",
             {"complete", "found 2 damaged", "step_000002/config.json", "--resume none"},
-            [&] { find_checkpoint(out, "auto"); });
+            [&] { find_checkpoint(out, {}); });
     refused("a damaged directory alone", {"step_000002/config.json"},
             [&] { find_checkpoint(out, out + "/step_000002"); });
 }
@@ -304,7 +304,7 @@ void check_errors_of_the_system() {
         const pid_t child = fork();
         if (child == 0) {
             prepare();
-            const std::string message = error_of([&] { find_checkpoint(out, "auto"); });
+            const std::string message = error_of([&] { find_checkpoint(out, {}); });
             _exit(message.find(reason) != std::string::npos ? 0 : 1);
         }
         int status = -1;
@@ -334,12 +334,12 @@ void check_other_versions() {
     std::string text = good;
     text.replace(text.find("checkpoint 2"), 12, "checkpoint 9");
     overwrite(file, text);
-    check(find_checkpoint(out, "auto").directory == out + "/step_000001",
+    check(find_checkpoint(out, {}).directory == out + "/step_000001",
           "a change that breaks the checksum");
     text.resize(text.rfind(",\n"));
     const std::string path = put("sum", text);
     overwrite(file, text + ",\n \"xxh3\": \"" + hex(hash_file(path)) + "\"\n}\n");
-    refused("another version's", {file, "checkpoint 9"}, [&] { find_checkpoint(out, "auto"); });
+    refused("another version's", {file, "checkpoint 9"}, [&] { find_checkpoint(out, {}); });
 }
 
 }  // namespace

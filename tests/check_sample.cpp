@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "platform/threads.h"
-#include "run/model_options.h"
 #include "small_run.h"
 #include "train/inference.h"
 #include "train/sample.h"

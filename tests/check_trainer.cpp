@@ -9,7 +9,6 @@
 
 #include "checkpoint/config_json.h"
 #include "platform/threads.h"
-#include "run/model_options.h"
 #include "small_run.h"
 #include "train/memory.h"
 
@@ -152,7 +151,7 @@ void check_dry_run() {
     for (const Words& precision : precisions) {
         Options o = small_run(precision);
         o.kernel = all_kernels();
-        o.recompute = o.dtype == "f32" ? "none" : "block";
+        o.recompute.block_every = o.dtype == DType::f32 ? 0 : 1;
         Model m(load_config(o.model), model_options(o));
         const int64_t planned = m.context.workspace->asked;
         const Arena::Row& last = m.arena.rows.back();
@@ -173,7 +172,7 @@ void check_dry_run() {
         for (int64_t length = 1; length <= 16; length += 5) next_logits(m, tokens.data(), length, logits);
         check(std::isfinite(mean_loss(m)) && std::isfinite(logits[0]), "the step computes");
         check(m.context.workspace->asked == planned && m.context.workspace->reserve(0) == memory,
-              "a step asks for no more than its dry run, dtype " + o.dtype);
+              "a step asks for no more than its dry run, dtype " + std::string(info(o.dtype).name));
     }
 }
 
@@ -181,7 +180,7 @@ void check_dry_run() {
 std::map<std::string, int> calls_with(const std::string& recompute) {
     std::map<std::string, int> calls;
     Options o = small_run();
-    o.recompute = recompute;
+    o.recompute = parse_recompute(recompute);
     Model m(load_config(o.model), model_options(o));
     m.allocate();
     initialize(m.parameters, m.config, 1);
@@ -262,10 +261,10 @@ void check_refusal() {
     };
     while (planned_bytes(small_run(flags(2 * batch))) <= free_bytes()) batch *= 2;
     const Options little = proposed(config, flags(2 * batch), "twice too much");
-    check(little.recompute != "none" || little.batch_size == batch,
-          "recomputation first: " + little.recompute);
+    check(text_of(little.recompute) != "none" || little.batch_size == batch,
+          "recomputation first: " + text_of(little.recompute));
     const Options much = proposed(config, flags(64 * batch), "64 times too much");
-    check(much.batch_size == batch && much.recompute == "none" && much.dtype == "f32",
+    check(much.batch_size == batch && text_of(much.recompute) == "none" && much.dtype == DType::f32,
           "the largest that fits");
     const Options odd = proposed(config, flags(3 * 5 * 7 * batch), "a batch that halves do not divide");
     check(planned_bytes(small_run(flags(odd.batch_size))) <= free_bytes() && odd.batch_size > batch / 2,
@@ -274,17 +273,19 @@ void check_refusal() {
         config,
         {"--batch-size", std::to_string(64 * batch), "--recompute", "block", "--total-batch-size", "0"},
         "everything is recomputed already");
-    check(least.recompute == "block", "no less recomputation is proposed");
+    check(least.recompute.block_every == 1, "no less recomputation is proposed");
 
     // Parameters that fit in fewer bytes each, alone and with a smaller batch.
     Config wide = config;
     wide.V =
         free_bytes() / (wide.C * 15);  // bytes: 16 in f32, with bf16 moments 12; with bf16 weights 18, 14
     const Options thin = proposed(wide, {"--batch-size", "1", "--total-batch-size", "0"}, "many parameters");
-    check(thin.optimizer_state == "bf16" && thin.dtype == "f32" && thin.batch_size == 1, "smaller types");
+    check(thin.optimizer_state == DType::bf16 && thin.dtype == DType::f32 && thin.batch_size == 1,
+          "smaller types");
     wide.V = free_bytes() / (wide.C * 12);
     const Options all = proposed(wide, flags(4 * batch), "many parameters and a large batch");
-    check(all.dtype == "bf16" && all.batch_size < batch && all.recompute == "block", "everything at once");
+    check(all.dtype == DType::bf16 && all.batch_size < batch && all.recompute.block_every == 1,
+          "everything at once");
     wide.V = free_bytes() / (wide.C * 5);
     const Options none = small_run({"--batch-size", "1", "--total-batch-size", "0"});
     refused("too many parameters", {"memory: ", "no recomputation, batch size or precision makes it fit"},
@@ -328,7 +329,7 @@ void check_planning_is_quick() {
     // Without the sizes, which change with what else the device holds.
     const auto proposed = [&](const char* recompute) {
         Options one_in_many = o;
-        one_in_many.recompute = recompute;
+        one_in_many.recompute = parse_recompute(recompute);
         const std::string refusal = error_of(
             [&] { check_memory(Model(load_config(o.model), model_options(one_in_many)), one_in_many); });
         return refusal.substr(refusal.find("; ") + 1);
@@ -424,22 +425,19 @@ void check_updates_ahead() {
 }
 
 void check_graphs() {
-    for (const bool by_default : {false, true})
-        check(replays_graphs("on", by_default) && !replays_graphs("off", by_default) &&
-                  replays_graphs("auto", by_default) == by_default,
-              "--graphs " + std::string(by_default ? "on" : "off") + " by default");
+    check(model_options(small_run()).graphs == graphs_by_default, "--graphs auto");
     for (const bool kernels : {false, true}) {
         for (const Words& precision : precisions) {
             Options o = small_run(precision);
-            if (kernels && o.master_weights == "on") continue;  // emulated ones take their time
+            if (kernels && o.master_weights) continue;  // emulated ones take their time
             if (kernels) o.kernel = all_kernels();
-            o.graphs = "off";
+            o.graphs = false;
             const Trained launched = train(o, 0);
-            o.graphs = "on";
+            o.graphs = true;
             // Emulated ones a single time, with the host ahead.
             for (int64_t ahead = kernels ? 1 : 0; ahead <= 1; ahead++)
                 check(train(o, ahead) == launched,
-                      std::string("graphs give other bits, ") + (kernels ? "kernels" : o.dtype));
+                      std::string("graphs give other bits, ") + (kernels ? "kernels" : info(o.dtype).name));
         }
     }
 }

@@ -5,7 +5,6 @@
 #include "checkpoint/config_json.h"
 #include "ops/operations.h"
 #include "platform/threads.h"
-#include "run/model_options.h"
 #include "small_run.h"
 #include "train/memory.h"
 
@@ -111,7 +110,7 @@ void check_kernels() {
     o.kernel = all_kernels();
     const Trained plain = train(o, 0);
     o.verify_every = 1;
-    for (const char* graphs : {"on", "off"}) {
+    for (const bool graphs : {true, false}) {
         o.graphs = graphs;
         check(train(o, 0) == plain, "verified with kernels: other bits");
     }
@@ -241,11 +240,11 @@ void check_faults() {
     for (const Words& precision : precisions) {
         const Options o = small_run(with(precision, {"--verify-every", "1"}));
         check(said(o, {"none", "adamw", 1, [](Model&) {}, {}}).empty(), "no fault, no difference");
-        for (const Fault& fault : faults(o.dtype == "bf16" && o.master_weights == "on")) {
+        for (const Fault& fault : faults(o.dtype == DType::bf16 && o.master_weights)) {
             const std::string message = said(o, fault);
             bool named = message.rfind("step 1: ", 0) == 0 && message.find('\n') == message.npos;
             for (const std::string& word : fault.said) named &= message.find(word) != message.npos;
-            check(named, std::string(fault.what) + ", " + o.dtype + ": " + message);
+            check(named, std::string(fault.what) + ", " + info(o.dtype).name + ": " + message);
         }
     }
 }

@@ -9,7 +9,7 @@
 #include "checkpoint/config_json.h"
 #include "checkpoint/weights.h"
 #include "model/optimizer.h"
-#include "run/model_options.h"
+#include "run/choices.h"
 
 using namespace llamac;
 
@@ -133,9 +133,10 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
 Fp8Options parse_fp8(const std::string& text) {
     const size_t first = text.find(','), second = text.find(',', first + 1);
     Options flags;
-    flags.matmul_dtype = "fp8", flags.fp8_recipe = text.substr(0, first);
-    flags.fp8_gradients = text.substr(first + 1, second - first - 1);
-    if (second != text.npos) flags.fp8_head = "on";
+    flags.matmul_dtype = MatmulDType::fp8;
+    flags.fp8_recipe = find_choice<Fp8Scaling>(text.substr(0, first)).value();
+    flags.fp8_gradients = find_choice<Fp8Gradients>(text.substr(first + 1, second - first - 1)).value();
+    flags.fp8_head = second != text.npos;
     return *model_options(flags).fp8;
 }
 

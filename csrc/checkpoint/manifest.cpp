@@ -164,11 +164,11 @@ Manifest describe_run(const Options& options, int64_t world_size, int64_t step) 
     if (__builtin_mul_overflow(step, sequences_per_step(m), &m.data_position))
         fail("step ", step, ": expected steps that draw fewer than 2^63 sequences, found ",
              sequences_per_step(m), " per step");
-    m.dtype = options.dtype;
-    m.grad_dtype = options.grad_dtype;
-    m.optimizer_state = options.optimizer_state;
-    m.master_weights = options.master_weights;
     m.config = to_json(options);
+    m.dtype = m.config["dtype"];
+    m.grad_dtype = m.config["grad-dtype"];
+    m.optimizer_state = m.config["optimizer-state"];
+    m.master_weights = m.config["master-weights"];
     return m;
 }
 

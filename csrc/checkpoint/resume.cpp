@@ -53,9 +53,10 @@ ResumePoint named_checkpoint(const std::string& directory, const Ranks& ranks) {
 
 }  // namespace
 
-ResumePoint find_checkpoint(const std::string& out, const std::string& resume, const Ranks& ranks) {
-    if (resume == "none") return {};
-    return resume == "auto" ? newest_checkpoint(out, ranks) : named_checkpoint(resume, ranks);
+ResumePoint find_checkpoint(const std::string& out, const std::optional<std::string>& resume,
+                            const Ranks& ranks) {
+    if (!resume) return newest_checkpoint(out, ranks);
+    return resume->empty() ? ResumePoint{} : named_checkpoint(*resume, ranks);
 }
 
 void check_resume(const Manifest& m, const std::string& directory, const Options& options,

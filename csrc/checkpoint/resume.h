@@ -23,7 +23,7 @@ struct ResumePoint {
 // this name. Every byte of it is read and verified, once. Throws Error where all that there are, or the directory, are
 // damaged, and where one cannot be read.
 // All ranks go on from the checkpoints that rank 0 sees, and share the reading.
-ResumePoint find_checkpoint(const std::string& out, const std::string& resume, const Ranks& ranks = one_rank);
+ResumePoint find_checkpoint(const std::string& out, const std::optional<std::string>& resume, const Ranks& ranks = one_rank);
 
 // Error where the options ask for what the checkpoint cannot go on with: another seed, sequence length,
 // step, or another type of weights, master copy or moments, or fewer steps than are done.

@@ -193,10 +193,10 @@ void check_tokenizer_of_model(const std::string& model, const Tokenizer& tokeniz
     }
 }
 
-std::optional<Tokenizer> find_tokenizer(const std::string& setting, const Loader& data) {
-    if (setting == "none") return std::nullopt;
-    std::string path = setting;
-    if (setting == "auto") {
+std::optional<Tokenizer> find_tokenizer(const std::optional<std::string>& setting, const Loader& data) {
+    if (setting == "") return std::nullopt;
+    std::string path = setting.value_or("");
+    if (!setting) {
         const std::string& shard = data.shards[0].file.path;
         const std::string folder = shard.substr(0, shard.find_last_of('/') + 1);
         const char* names[] = {"tokenizer.tiktoken", "tokenizer.vocab", "tokenizer.model"};

@@ -27,9 +27,9 @@ struct Tokenizer {
     std::string decode(const std::vector<int32_t>& ids) const;
 };
 
-// What --tokenizer means: none; a rank file; auto: tokenizer.tiktoken, tokenizer.vocab or tokenizer.model
+// setting: a path, or "" for none; nullopt: tokenizer.tiktoken, tokenizer.vocab or tokenizer.model
 // beside the first shard, if there. Error where a shard says that it was made with another tokenizer.
-std::optional<Tokenizer> find_tokenizer(const std::string& setting, const Loader& data);
+std::optional<Tokenizer> find_tokenizer(const std::optional<std::string>& setting, const Loader& data);
 
 // Whether the model's directory has the tokenizer that made the data: Error where it has another one. A file of the same
 // kind is compared by its hash, tokenizer.json for a vocabulary file, tokenizer.model for a rank file. A directory that has

@@ -44,7 +44,7 @@ std::string computing_device() {
 
 Origin origin_of(const Trainer& t) {
     if (!t.resumed_from.empty()) return {"resumed", t.resumed_from};
-    if (t.options.init == "load") return {"loaded", t.options.model};
+    if (t.options.init == Init::load) return {"loaded", t.options.model};
     return {};
 }
 
@@ -463,8 +463,11 @@ int run_program(int argc, char** argv) {
         if (!wrong.empty()) fail(wrong);
         check_launch(ranks, options);
     });
+    const std::optional<bool>& async = options.checkpoint_async;
     ranks.compare(options, {{"the program's version", version_text()},
-                            {"--checkpoint-async", options.checkpoint_async}});
+                            {"--checkpoint-async", !async   ? "auto"
+                                                   : *async ? "on"
+                                                            : "off"}});
     ranks.together("plan", [&] {
         if (ranks.is_first()) done = run_once(options, std::max(ranks.count, options.devices));
     });

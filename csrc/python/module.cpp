@@ -22,9 +22,10 @@
 #include "native.h"
 #include "platform/cpu_level.h"
 #include "program/spikes.h"
+#include "run/choices.h"
 #include "run/options.h"
+#include "run/schedule.h"
 #include "run/version.h"
-#include "train/schedule.h"
 
 namespace py = pybind11;
 
@@ -414,7 +415,9 @@ PYBIND11_MODULE(_native, m) {
     });
     m.def("learning_rate", [](int64_t step, double lr, double min_lr_frac, int64_t warmup_steps,
                               int64_t steps, const std::string& schedule) {
-        return learning_rate({schedule, lr, min_lr_frac, warmup_steps, steps}, step);
+        const auto shape = find_choice<ScheduleShape>(schedule);
+        CHECK(shape.has_value());
+        return learning_rate({*shape, lr, min_lr_frac, warmup_steps, steps}, step);
     });
     m.def("default_options", [] { return to_json(Options{}).dump(); }, "Every flag's default, as JSON.");
     m.def("model", &describe_model, py::arg("model"), py::arg("seq_len"),

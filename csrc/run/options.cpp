@@ -6,16 +6,14 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <limits>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <variant>
 
 #include "core/folder.h"
 #include "core/json.h"
 #include "core/safetensors.h"
-#include "platform/error.h"
+#include "platform/stream.h"
+#include "run/flag_table.h"
 #include "run/toml.h"
 #include "run/version.h"
 
@@ -23,130 +21,7 @@ namespace llamac {
 namespace {
 
 using nlohmann::json;
-using Field = std::variant<std::string Options::*, int64_t Options::*, double Options::*, bool Options::*,
-                           std::vector<std::string> Options::*>;
-using Words = std::vector<std::string>;
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
-
-struct Rule {
-    Words choices = {};  // none: any
-    double low = -infinity, high = infinity;
-    bool high_excluded = false;
-};
-
-// A row of configs/tables/flags.toml; its default is the member's in struct Options.
-struct FlagRow {
-    std::string group, name;
-    std::string value;  // what --help calls it
-    std::string help;
-    Field field;
-    Rule rule;
-    bool in_file;  // may stand in the TOML file
-};
-
-std::string value_name(const json& row) {
-    if (row.contains("value")) return row["value"];
-    std::string choices;
-    for (const std::string& choice : row.value("choices", Words()))
-        choices += (choices.empty() ? "" : "|") + choice;
-    return !choices.empty() ? choices : row["type"] == "integer" ? "N" : row["type"] == "number" ? "X" : "";
-}
-
-std::vector<FlagRow> read_flags() {
-    static const std::map<std::string, Field> fields = {
-#include "run/flag_bindings.inc"
-    };
-    std::vector<FlagRow> flags;
-    const json table = read_table("flags");
-    for (const json& row : table.at("flag")) {
-        if (row.value("only", "c") != "c") continue;
-        const bool below = row.contains("below");
-        const double high = below ? row["below"].get<double>() : row.value("max", infinity);
-        flags.push_back({row.at("group"),
-                         row.at("name"),
-                         value_name(row),
-                         row.at("help"),
-                         fields.at(row.at("name")),
-                         {row.value("choices", Words()), row.value("min", -infinity), high, below},
-                         row.value("key", true)});
-    }
-    return flags;
-}
-
-const std::vector<FlagRow>& flags() {
-    static const std::vector<FlagRow> table = read_flags();
-    return table;
-}
-
-std::string expected(const FlagRow& flag) {
-    const Rule& rule = flag.rule;
-    std::string text;
-    for (size_t i = 0; i < rule.choices.size(); i++)
-        text += (i == 0 ? "" : i + 1 < rule.choices.size() ? ", " : " or ") + rule.choices[i];
-    if (!text.empty()) return text;
-    const Words kinds = {"text in UTF-8", "an integer", "a number", "true or false", "a list of strings"};
-    text = kinds[flag.field.index()];
-    const bool whole = std::holds_alternative<int64_t Options::*>(flag.field);
-    const auto bound = [&](double x) {
-        return whole ? std::to_string(static_cast<int64_t>(x)) : json(x).dump();
-    };
-    if (std::isfinite(rule.high))
-        text += " from " + bound(rule.low) + (rule.high_excluded ? " to below " : " to ") + bound(rule.high);
-    else if (std::isfinite(rule.low))
-        text += " of at least " + std::to_string(static_cast<int64_t>(rule.low));
-    return text;
-}
-
-// false: the value is of another type.
-bool take(std::string& to, const json& value) {
-    if (!value.is_string()) return false;
-    to = value.get<std::string>();
-    return is_utf8(to) && to.find('\0') == to.npos;  // paths end at a NUL
-}
-bool take(int64_t& to, const json& value) {
-    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX))
-        return false;
-    to = value.get<int64_t>();
-    return true;
-}
-bool take(double& to, const json& value) {
-    if (!value.is_number()) return false;
-    to = value.get<double>();
-    return std::isfinite(to);
-}
-bool take(bool& to, const json& value) {
-    if (!value.is_boolean()) return false;
-    to = value.get<bool>();
-    return true;
-}
-bool take(std::vector<std::string>& to, const json& value) {
-    if (!value.is_array()) return false;
-    to.resize(value.size());
-    for (size_t i = 0; i < value.size(); i++)
-        if (!take(to[i], value[i])) return false;
-    return true;
-}
-
-bool allowed(const Rule& rule, const std::string& value) {
-    return rule.choices.empty() || std::count(rule.choices.begin(), rule.choices.end(), value) > 0;
-}
-bool allowed(const Rule& rule, double value) {
-    return value >= rule.low && (rule.high_excluded ? value < rule.high : value <= rule.high);
-}
-bool allowed(const Rule&, const std::vector<std::string>&) {
-    return true;
-}
-
-void assign(Options& options, const FlagRow& flag, const json& value, const std::string& where) {
-    const bool good = std::visit(
-        [&](auto field) { return take(options.*field, value) && allowed(flag.rule, options.*field); },
-        flag.field);
-    if (!good) fail(where, ": expected ", expected(flag), ", found ", excerpt(value));
-}
-
-// What stands on the command line, as JSON of the flag's type; what does not read as a number stays text, to
-// be refused.
+// The text of the command line as JSON of the flag's type. A text that is not a number stays text, which assign() refuses.
 json from_text(const FlagRow& flag, const std::string& text) {
     const auto number = [&](auto value) -> json {
         const char* end = text.data() + text.size();
@@ -154,8 +29,8 @@ json from_text(const FlagRow& flag, const std::string& text) {
         const bool finite = std::isfinite(static_cast<double>(value));  // JSON has no other numbers
         return error == std::errc() && stop == end && finite ? json(value) : json(text);
     };
-    if (std::holds_alternative<int64_t Options::*>(flag.field)) return number(int64_t{});
-    if (std::holds_alternative<double Options::*>(flag.field)) return number(double{});
+    if (flag.type == "integer") return number(int64_t{});
+    if (flag.type == "number") return number(double{});
     return text;
 }
 
@@ -210,21 +85,19 @@ struct Given {
     bool on = false;
 };
 
-std::string default_text(const nlohmann::ordered_json& defaults, const FlagRow& flag) {
-    const nlohmann::ordered_json value = defaults.value(flag.name, nlohmann::ordered_json());
-    return value.is_string() ? value.get<std::string>() : value.is_number() ? value.dump() : "";
-}
-
 void add_flags(CLI::App& app, std::vector<Given>& given) {
-    const nlohmann::ordered_json defaults = to_json(Options());
+    const Options defaults;
     for (size_t i = 0; i < flags().size(); i++) {
         const FlagRow& flag = flags()[i];
         Given& g = given[i];
-        const std::string name = "--" + flag.name, initial = default_text(defaults, flag);
+        const json value = flag.in_file ? flag.field.get(defaults) : json();
+        const std::string name = "--" + flag.name, initial = value.is_string()   ? value.get<std::string>()
+                                                             : value.is_number() ? value.dump()
+                                                                                 : "";
         const std::string help = flag.help + (initial.empty() ? "" : " [" + initial + "]");
-        if (std::holds_alternative<bool Options::*>(flag.field)) {
+        if (flag.type == "switch") {
             g.option = app.add_flag(name, g.on, help);
-        } else if (std::holds_alternative<std::vector<std::string> Options::*>(flag.field)) {
+        } else if (flag.type == "list") {
             g.option = app.add_option(name, g.list, help)->allow_extra_args(false)->option_text(flag.value);
         } else {
             g.option = app.add_option(name, g.text, help)->option_text(flag.value);
@@ -275,31 +148,30 @@ void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
     fail(quote(rest[0]), ": expected a flag; --help lists them");
 }
 
-// What values are together; "none" and "auto" become what they stand for.
+// Checks combinations of values, and replaces none and auto by their meaning where the machine does not matter.
 void resolve(Options& options) {
     for (std::string* data : {&options.train_data, &options.val_data})
         if (*data == "none") data->clear();
     // Another text, of another tokenizer perhaps, says nothing of this one's.
-    if (options.train_data != Options().train_data && options.val_data == Options().val_data)
+    const Options defaults;
+    if (options.train_data != defaults.train_data && options.val_data == defaults.val_data)
         options.val_data.clear();
-    parse_recompute(options.recompute);
-    if (parse_device_memory(options.device_memory) > 0 && !options.dry_run)
+    if (options.device_memory.bytes > 0 && !options.dry_run)
         fail("--device-memory: expected only with --dry-run, found a run");
-    parse_prompt_ids(options.sample_prompt_ids);
     for (const std::string& choice : options.kernel) {
         const size_t equals = choice.find('=');
         if (equals == choice.npos || equals == 0 || equals + 1 == choice.size())
             fail("--kernel: expected OP=NAME, found ", quote(choice));
     }
-    if (options.init == "auto") options.init = find_weights(options.model).empty() ? "random" : "load";
+    if (!options.init) options.init = find_weights(options.model).empty() ? Init::random : Init::load;
     std::error_code none;  // what cannot be looked at is no directory
-    if (options.init == "load" && !std::filesystem::is_directory(options.model, none))
+    if (options.init == Init::load && !std::filesystem::is_directory(options.model, none))
         fail("--init load: expected --model to be a Hugging Face directory, found ", quote(options.model));
-    if (info(float_dtype(options.grad_dtype)).mantissa_bits < info(float_dtype(options.dtype)).mantissa_bits)
-        fail("--grad-dtype ", options.grad_dtype, ": expected ", options.dtype, ", which --dtype ",
-             options.dtype, " needs");
+    const DTypeInfo &weights = info(options.dtype), &gradients = info(options.grad_dtype);
+    if (gradients.mantissa_bits < weights.mantissa_bits)
+        fail("--grad-dtype ", gradients.name, ": expected ", weights.name, ", which --dtype ", weights.name,
+             " needs");
     if (options.out.empty()) fail("--out: expected a directory, found \"\"");
-    if (options.resume.empty()) fail("--resume: expected auto, none or a directory, found \"\"");
     micro_batches(options, 1);
 }
 
@@ -327,9 +199,9 @@ Options parse_options(int argc, const char* const* argv) {
             if (g.option->count() == 0 || flag.in_file != in_file) continue;
             if (g.text.rfind("--", 0) == 0)
                 fail("--", flag.name, ": expected a value, found the flag ", quote(g.text));
-            const bool is_list = std::holds_alternative<std::vector<std::string> Options::*>(flag.field);
-            const bool is_switch = std::holds_alternative<bool Options::*>(flag.field);
-            const json value = is_list ? json(g.list) : is_switch ? json(g.on) : from_text(flag, g.text);
+            const json value = flag.type == "list"     ? json(g.list)
+                               : flag.type == "switch" ? json(g.on)
+                                                       : from_text(flag, g.text);
             assign(options, flag, value, "--" + flag.name);
         }
     };
@@ -350,31 +222,35 @@ Options parse_options(const std::string& config, const std::vector<OptionValues>
     return options;
 }
 
-std::vector<int32_t> parse_prompt_ids(const std::string& list) {
-    std::vector<int32_t> ids;
-    for (size_t start = 0; start < list.size() + !list.empty();) {
-        const size_t end = std::min(list.find(',', start), list.size());
-        const std::string part = list.substr(start, end - start);
-        start = end + 1;
-        int32_t id = -1;
-        const auto [stop, error] = std::from_chars(part.data(), part.data() + part.size(), id);
-        if (error != std::errc() || stop != part.data() + part.size() || part[0] == '-')
-            fail("--sample-prompt-ids: expected ids separated by commas, for example 17,4,250, found ",
-                 quote(part));
-        ids.push_back(id);
+ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
+    ModelOptions m;
+    m.batch_size = o.batch_size;
+    m.seq_len = o.seq_len;
+    m.precision = {o.dtype, o.grad_dtype, o.optimizer_state, o.master_weights};
+    m.recompute = o.recompute;
+    m.kernels = o.kernel;
+    const bool fp8 = o.matmul_dtype == MatmulDType::fp8;
+    // Of a sample. In fp8 it would have other scales than the whole sequence.
+    if (o.sample_every > 0 && !fp8) {
+        const auto prompt = std::max<int64_t>(1, std::ssize(o.sample_prompt_ids));
+        m.cache = {1, std::min(o.seq_len, prompt + o.sample_tokens - 1)};
     }
-    return ids;
-}
-
-int64_t parse_device_memory(const std::string& size) {
-    if (size.empty()) return 0;
-    double number = 0;
-    const auto [stop, error] = std::from_chars(size.data(), size.data() + size.size(), number);
-    const std::string unit(stop, size.data() + size.size());
-    const double bytes = number * (unit == "GiB" ? 1 << 30 : 1 << 20);
-    if (error != std::errc() || (unit != "GiB" && unit != "MiB") || !(bytes >= 1 && bytes < 1e18))
-        fail("--device-memory: expected a size in MiB or GiB, for example 192GiB, found ", quote(size));
-    return static_cast<int64_t>(bytes);
+    m.graphs = o.graphs.value_or(graphs_by_default);
+    m.skip_nonfinite = o.skip_nonfinite > 0;
+    m.document_mask = o.document_mask;
+    m.sharding = {rank, ranks, o.zero, shard_group(o, ranks), o.reduce_dtype};
+    if (!fp8) return m;
+    const bool fnuz = device_properties().fp8 == Fp8Units::fnuz;
+    m.fp8.emplace();
+    m.fp8->scaling = o.fp8_recipe;
+    m.fp8->weights = o.fp8_weights.value_or(Fp8Weights::recomputed);
+    m.fp8->values = fnuz ? DType::e4m3fnuz : DType::e4m3;
+    m.fp8->gradients = o.fp8_gradients == Fp8Gradients::e4m3 ? m.fp8->values
+                       : fnuz                                ? DType::e5m2fnuz
+                                                             : DType::e5m2;
+    m.fp8->head = o.fp8_head;
+    m.fp8->keep_first = o.fp8_keep_first, m.fp8->keep_last = o.fp8_keep_last;
+    return m;
 }
 
 int64_t micro_batches(const Options& o, int64_t devices) {
@@ -408,7 +284,7 @@ int64_t shard_group(const Options& o, int64_t ranks) {
 nlohmann::ordered_json to_json(const Options& options) {
     nlohmann::ordered_json values;
     for (const FlagRow& flag : flags())
-        if (flag.in_file) std::visit([&](auto field) { values[flag.name] = options.*field; }, flag.field);
+        if (flag.in_file) values[flag.name] = flag.field.get(options);
     return values;
 }
 
@@ -421,8 +297,7 @@ std::string to_toml(const Options& options) {
             group = flag.group;
             text += (text.empty() ? "# " : "\n# ") + group + "\n";
         }
-        std::visit([&](auto field) { text += flag.name + " = " + toml_value(options.*field) + "\n"; },
-                   flag.field);
+        text += flag.name + " = " + toml_value(flag.field.get(options)) + "\n";
     }
     return text;
 }
@@ -438,39 +313,6 @@ std::vector<std::pair<std::string, Rows>> configuration_rows(const Options& opti
             {flag.name, value.is_string() ? value.get<std::string>() : value.dump()});
     }
     return groups;
-}
-
-Recompute parse_recompute(const std::string& list) {
-    Recompute r;
-    if (list == "none") return r;
-    for (size_t start = 0; start <= list.size();) {
-        const size_t end = std::min(list.find(',', start), list.size());
-        const std::string part = list.substr(start, end - start);
-        start = end + 1;
-        bool known = true;
-        if (part == "norm")
-            r.norm = true;
-        else if (part == "swiglu")
-            r.swiglu = true;
-        else if (part == "qkv")
-            r.qkv = true;
-        else if (part == "attention")
-            r.attention = true;
-        else if (part == "block")
-            r.block_every = 1;
-        else if (part.rfind("block:", 0) == 0) {
-            const char* last = part.data() + part.size();
-            const auto [stop, error] = std::from_chars(part.data() + 6, last, r.block_every);
-            known = error == std::errc() && stop == last && r.block_every >= 1;
-        } else
-            known = false;
-        if (!known)
-            fail(
-                "--recompute: expected none, or a list of norm, swiglu, qkv, attention, block and block:K, "
-                "found ",
-                quote(part));
-    }
-    return r;
 }
 
 }  // namespace llamac

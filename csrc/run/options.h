@@ -1,25 +1,94 @@
 // The flags of a training run, which are also the keys of the TOML file that --config names. Flags override the file,
-// and the file overrides the defaults. The table is configs/tables/flags.toml; llamac/training/options.py reads it, too.
+// and the file overrides the defaults. configs/tables/flags.toml has their rules, defaults and descriptions.
 // resolve(), micro_batches() and shard_group() check combinations of values.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/tensor.h"
-#include "model/recompute.h"
+#include "model/options.h"
+#include "run/schedule.h"
 
 namespace llamac {
 
-// A member for each flag of configs/tables/flags.toml, with its default: batch_size is the flag --batch-size and the
-// key batch-size. Text is std::string, an integer int64_t, a number double, a switch bool, a list a vector of strings.
-struct Options {
-#include "run/flag_members.inc"
+enum class Init : uint8_t { random, load };
+enum class MatmulDType : uint8_t { storage, fp8 };
+enum class Fp8Gradients : uint8_t { e5m2, e4m3 };
+
+struct MemorySize {
+    int64_t bytes = 0;
 };
 
-// Reads the command line and the file that --config names, and checks each value and what they are together.
+// A member per flag: batch_size is the flag --batch-size and the key batch-size. The value auto is std::nullopt; the value
+// none of a path is "". To add a flag, add a row to configs/tables/flags.toml, a member, and its row in flag_table.cpp.
+struct Options {
+    // Configuration
+    std::string config;
+    bool print_config, list_kernels, dry_run;
+    MemorySize device_memory;
+
+    // Model
+    std::string model;
+    std::optional<Init> init;
+
+    // Data
+    std::string train_data, val_data;
+    std::optional<std::string> tokenizer;
+    bool document_mask;
+    int64_t seq_len, batch_size, total_batch_size, seed, data_skip;
+
+    // Optimisation
+    int64_t steps;
+    double lr, min_lr_frac;
+    int64_t warmup_steps;
+    ScheduleShape schedule;
+    double weight_decay, beta1, beta2, grad_clip;
+    int64_t skip_nonfinite, verify_every;
+
+    // Precision and memory
+    DType dtype, grad_dtype;
+    bool master_weights;
+    DType optimizer_state;
+    MatmulDType matmul_dtype;
+    Fp8Scaling fp8_recipe;
+    Fp8Gradients fp8_gradients;
+    std::optional<Fp8Weights> fp8_weights;
+    bool fp8_head;
+    int64_t fp8_keep_first, fp8_keep_last;
+    Recompute recompute;
+    std::vector<std::string> kernel;
+    bool tune;
+    std::optional<std::string> gemm_cache;
+    std::optional<bool> graphs;
+
+    // Several devices
+    int64_t devices, zero, shard_group;
+    std::optional<DType> reduce_dtype;
+    double collective_timeout;
+
+    // Output
+    std::string out;
+    std::optional<std::string> resume;
+    int64_t checkpoint_every, keep_checkpoints;
+    std::optional<bool> checkpoint_async;
+    int64_t log_every;
+    double watchdog;
+    int64_t val_every, val_steps, eval_every;
+    std::string eval_tasks;
+    int64_t sample_every, sample_tokens;
+    double sample_temperature;
+    int64_t sample_top_k;
+    std::vector<int32_t> sample_prompt_ids;
+    int64_t profile;
+
+    Options();  // the defaults of the table
+};
+
+// Reads the command line and the file that --config names, and checks each value and their combinations.
 // Throws Error naming the flag, or the file, line and key. --help prints the flags and ends the program.
 Options parse_options(int argc, const char* const* argv);
 // A JSON object with a file's keys; `where` begins the messages about it.
@@ -27,20 +96,19 @@ struct OptionValues {
     std::string where;
     nlohmann::json values;
 };
-// The same of a file ("": none) and of objects, each of which overrides the values before it.
+// The same for a file ("": none) and objects, each of which overrides the values before it.
 Options parse_options(const std::string& config, const std::vector<OptionValues>& layers);
 
-// A --sample-prompt-ids list: ids separated by commas; "": none.
-std::vector<int32_t> parse_prompt_ids(const std::string& list);
+// The options of the model of one rank. fp8_weights of auto means recomputed.
+ModelOptions model_options(const Options& options, int64_t rank = 0, int64_t ranks = 1);
 
-// Micro-batches of a step: total-batch-size / (batch-size * seq-len * devices). Throws Error where they do
-// not divide it.
+// Micro-batches per step: total-batch-size / (batch-size * seq-len * devices). Throws Error if that is not an integer.
 int64_t micro_batches(const Options& options, int64_t devices);
 
-// Ranks that share with one another: --shard-group, or all of them. Throws Error where it does not divide their number.
+// Ranks per sharding group: --shard-group, or all of them. Throws Error if it does not divide their number.
 int64_t shard_group(const Options& options, int64_t ranks);
 
-// The resolved configuration: one line a key; --config and Python's tomllib read it back to the same values.
+// The resolved configuration, one line per key; --config and Python's tomllib read back the same values.
 std::string to_toml(const Options& options);
 // The same as JSON, keys as in TOML, in the order of --help.
 nlohmann::ordered_json to_json(const Options& options);
@@ -48,11 +116,8 @@ nlohmann::ordered_json to_json(const Options& options);
 using Rows = std::vector<std::pair<std::string, std::string>>;
 std::vector<std::pair<std::string, Rows>> configuration_rows(const Options& options);
 
-// The bytes of a --device-memory: a number and MiB or GiB. "": 0, the memory of this machine's device.
-int64_t parse_device_memory(const std::string& size);
-
-// A --recompute list: none, or parts separated by commas: norm, swiglu, qkv, attention, block (= block:1),
-// block:K.
+// A --recompute list: none, or parts separated by commas: norm, swiglu, qkv, attention, block (= block:1), block:K.
 Recompute parse_recompute(const std::string& list);
+std::string text_of(const Recompute& recompute);
 
 }  // namespace llamac

@@ -1,6 +1,5 @@
 #include "train/memory.h"
 
-#include "run/model_options.h"
 #include "train/memory_advice.h"
 
 namespace llamac {
@@ -20,8 +19,7 @@ struct Room {
     int64_t later;  // what the runtime takes
 };
 Room room_for(const Options& options, const Sharding& sharding, Backend backend) {
-    const int64_t given =
-        parse_device_memory(options.device_memory);  // another machine's device, all of it free
+    const int64_t given = options.device_memory.bytes;  // another machine's device, all of it free
     if (backend == Backend::host && given == 0) return {device_memory(), 0};
     // For kernels that it loads at their first call, graphs and the matrix products' library; and of NCCL, which makes a
     // communicator's buffers at its first collective. On two H100s a run with three communicators took 0.97 GiB in all.
@@ -65,16 +63,16 @@ MemoryRow copy_row(const std::vector<NamedTensor>& tensors) {
 
 Options with_fp8_weights(const Config& config, const Options& options, int64_t ranks) {
     Options chosen = options;
-    if (options.matmul_dtype != "fp8" || options.fp8_weights != "auto") return chosen;
-    chosen.fp8_weights = "recomputed";
+    if (options.matmul_dtype != MatmulDType::fp8 || options.fp8_weights) return chosen;
+    chosen.fp8_weights = Fp8Weights::recomputed;
     if (options.zero == 3 && ranks > 1) return chosen;
-    chosen.fp8_weights = "stored";
+    chosen.fp8_weights = Fp8Weights::stored;
     // Beside the model: a step's tokens, and what --verify-every copies.
     constexpr int64_t beside = int64_t{1} << 30;
     const Room room =
         room_for(options, model_options(options, 0, ranks).sharding, computing_context().backend);
     if (planned_bytes(config, chosen, ranks) + beside > room.device.free - room.later)
-        chosen.fp8_weights = "recomputed";
+        chosen.fp8_weights = Fp8Weights::recomputed;
     return chosen;
 }
 

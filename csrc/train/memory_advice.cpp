@@ -4,8 +4,6 @@
 #include <set>
 #include <vector>
 
-#include "run/model_options.h"
-
 namespace llamac {
 namespace {
 
@@ -34,7 +32,7 @@ std::vector<Change> sharding_changes(const Options& o, int64_t ranks) {
 }
 std::vector<Change> recompute_changes(const Options& o, int64_t layers) {
     std::vector<Change> changes;
-    const Recompute now = parse_recompute(o.recompute);
+    const Recompute& now = o.recompute;
     std::vector<std::string> lists;
     if (now.block_every == 0)
         lists = {"norm", "norm,swiglu", "norm,swiglu,attention", "norm,swiglu,qkv,attention"};
@@ -42,16 +40,16 @@ std::vector<Change> recompute_changes(const Options& o, int64_t layers) {
     for (int64_t every = first; every > 1; every--) lists.push_back("block:" + std::to_string(every));
     lists.push_back("block");
     for (const std::string& list : lists) {
-        if (list == o.recompute) continue;
+        if (list == text_of(now)) continue;
         changes.push_back({"--recompute " + list, o});
-        changes.back().options.recompute = list;
+        changes.back().options.recompute = parse_recompute(list);
     }
     return changes;
 }
 std::vector<Change> fp8_changes(const Options& o) {
-    if (o.matmul_dtype != "fp8" || o.fp8_weights != "stored") return {};
+    if (o.matmul_dtype != MatmulDType::fp8 || o.fp8_weights != Fp8Weights::stored) return {};
     Change change{"--fp8-weights recomputed", o};
-    change.options.fp8_weights = "recomputed";
+    change.options.fp8_weights = Fp8Weights::recomputed;
     return {change};
 }
 // The same tokens per step in more micro-batches.
@@ -72,18 +70,18 @@ std::vector<Change> batch_changes(const Options& o, int64_t ranks) {
 }
 std::vector<Change> precision_changes(const Options& o) {
     std::vector<Change> changes;
-    if (o.resume != "none") return changes;  // a checkpoint's are its own
+    if (o.resume != "") return changes;  // a checkpoint's are its own
     Change all{"", o};
-    const auto change = [&](std::string Options::* field, const char* flag, const char* value) {
+    const auto change = [&](auto field, auto value, const char* flag) {
         if (all.options.*field == value) return;
         all.options.*field = value;
-        all.flags += std::string(all.flags.empty() ? "--" : " --") + flag + " " + value;
+        all.flags += std::string(all.flags.empty() ? "--" : " --") + flag;
         changes.push_back(all);
     };
-    change(&Options::optimizer_state, "optimizer-state", "bf16");
-    change(&Options::dtype, "dtype", "bf16");
-    change(&Options::grad_dtype, "grad-dtype", "bf16");
-    change(&Options::master_weights, "master-weights", "off");
+    change(&Options::optimizer_state, DType::bf16, "optimizer-state bf16");
+    change(&Options::dtype, DType::bf16, "dtype bf16");
+    change(&Options::grad_dtype, DType::bf16, "grad-dtype bf16");
+    change(&Options::master_weights, false, "master-weights off");
     return changes;
 }
 

@@ -10,7 +10,7 @@ namespace llamac {
 double Trainer::validate() {
     const Range range("validation");
     if (!val) fail("validation: expected --val-data, found none");
-    const GemmTuning tuning(model.gemms, options.tune == "on");  // they are the training steps' products
+    const GemmTuning tuning(model.gemms, options.tune);  // they are the training steps' products
     // Rank r takes batches r, r + ranks, ...; where they do not divide, the last ones compute one that does not count.
     const int64_t B = options.batch_size, batches = val->validation_batches(options.val_steps);
     std::vector<double> losses(static_cast<size_t>(batches)), counted = losses;
@@ -84,7 +84,7 @@ int32_t Trainer::first_token() const {
 }
 
 std::vector<int32_t> Trainer::sample_prompt() const {
-    const std::vector<int32_t> ids = parse_prompt_ids(options.sample_prompt_ids);
+    const std::vector<int32_t>& ids = options.sample_prompt_ids;
     for (int32_t id : ids)
         if (id >= config.V)
             fail("--sample-prompt-ids: expected ids below the vocabulary's ", config.V, ", found ", id);

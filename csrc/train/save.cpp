@@ -138,8 +138,7 @@ std::string Trainer::save(const OpenFolder& out) {
 }
 
 bool Trainer::saves_async() const {
-    const bool asked = options.checkpoint_async == "auto" ? model.context.backend == Backend::device
-                                                          : options.checkpoint_async == "on";
+    const bool asked = options.checkpoint_async.value_or(model.context.backend == Backend::device);
     return asked && options.checkpoint_every > 0 && options.checkpoint_every < options.steps;
 }
 

@@ -14,7 +14,6 @@
 #include "core/library_gemm.h"
 #include "ops/adamw.h"
 #include "platform/ranges.h"
-#include "run/model_options.h"
 #include "train/memory.h"
 #include "train/warnings.h"
 
@@ -22,7 +21,8 @@ namespace llamac {
 namespace {
 
 Config model_config(const Options& o, std::string& warning) {
-    const Config config = o.init == "load" ? load_config_of_weights(o.model, warning) : load_config(o.model);
+    const Config config =
+        o.init == Init::load ? load_config_of_weights(o.model, warning) : load_config(o.model);
     if (o.seq_len > config.max_context)
         fail("--seq-len ", o.seq_len, ": the model's longest sequence (max_position_embeddings) is ",
              config.max_context);
@@ -42,8 +42,8 @@ std::optional<Tokenizer> load_tokenizer(const Options& o, const std::optional<Lo
     std::optional<Tokenizer> found;
     if (train)
         found = find_tokenizer(o.tokenizer, *train);
-    else if (o.tokenizer != "auto" && o.tokenizer != "none")
-        found.emplace(o.tokenizer);
+    else if (o.tokenizer && !o.tokenizer->empty())
+        found.emplace(*o.tokenizer);
     if (found) check_tokenizer_of_model(o.model, *found);
     return found;
 }
@@ -57,7 +57,7 @@ uint64_t hash_of_ids(const std::optional<Loader>& train, const std::optional<Tok
 void check_documents(const Options& o, const Config& config, const std::optional<Loader>& train,
                      const std::optional<Loader>& val, const std::optional<Tokenizer>& tokenizer) {
     const bool is_packed = train && train->is_packed && (!val || val->is_packed);
-    if (o.document_mask != "on" || is_packed) return;
+    if (!o.document_mask || is_packed) return;
     if (!tokenizer)
         fail(
             "--document-mask on: expected the tokenizer of the data, whose tokens tell documents apart, "
@@ -86,8 +86,7 @@ void check_same_tokenizer(const Loader& train, const Loader& val) {
 
 // The file that keeps the timing of matrix products; "": none does.
 std::string gemm_cache(const Options& o) {
-    if (o.gemm_cache == "none") return "";
-    if (o.gemm_cache != "auto") return o.gemm_cache;
+    if (o.gemm_cache) return *o.gemm_cache;
     const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
     if (cache && *cache) return std::string(cache) + "/llamac/gemm.json";
     return home && *home ? std::string(home) + "/.cache/llamac/gemm.json" : "";
@@ -102,7 +101,7 @@ std::string take_gemm_choices(GemmAlgorithms& gemms, const Options& o) {
         const std::string why = gemms.use(read_gemm_cache(file));
         return why.empty() ? "" : file + ": the matrix products' choices are " + why + "; tuning them again";
     } catch (const Error& error) {
-        if (o.gemm_cache != "auto") throw;
+        if (o.gemm_cache) throw;
         return std::string(error.what()) + "; tuning the matrix products again";
     }
 }
@@ -132,15 +131,16 @@ ModelOptions verifiable_model_options(const Config& config, const Options& o, co
     if (o.verify_every > 0) check_deterministic(KernelChoices(o.kernel));
     Options chosen = with_fp8_weights(config, o, ranks.count);
     // The rank with the least free memory decides for all.
-    for (const std::string& each : ranks.gather("fp8 weights", chosen.fp8_weights))
-        if (each == "recomputed") chosen.fp8_weights = each;
+    const bool stored = chosen.fp8_weights == Fp8Weights::stored;
+    for (const double each : ranks.gather("fp8 weights", stored ? 1 : 0))
+        if (each == 0) chosen.fp8_weights = Fp8Weights::recomputed;
     return model_options(chosen, ranks.own, ranks.count);
 }
 
 void set_initial_weights(Trainer& t) {
     const Options& o = t.options;
-    if (o.resume == "auto") t.warn("--resume auto: no checkpoint in " + o.out + ": the run begins at step 0");
-    if (o.init == "load") return t.warn(load_weights(t.model.parameters, o.model));
+    if (!o.resume) t.warn("--resume auto: no checkpoint in " + o.out + ": the run begins at step 0");
+    if (o.init == Init::load) return t.warn(load_weights(t.model.parameters, o.model));
     std::error_code none;  // what cannot be looked at is no directory
     if (std::filesystem::is_directory(o.model, none) && find_weights(o.model).empty())
         t.warn("--model " + o.model + ": the directory has no weights; the initial weights are random");
@@ -241,7 +241,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
         for (const std::string& line : run_warnings(o, config, *train, tokens_per_step() / o.seq_len))
             warn(line);
     warn(without_gemm_library());
-    if (o.graphs == "auto" && !replays)
+    if (!o.graphs && !replays)
         warn(
             "--graphs auto: on AMD every kernel is launched directly, as nobody has run llamac's graphs "
             "there; "
@@ -416,7 +416,7 @@ Trainer::StagingBuffers& Trainer::fill_buffers(const Fill& fill) {
 void Trainer::run_step(StagingBuffers& f, double loss_scale) {
     // The first step meets all products that are worth a timing; samples have others at every length.
     const bool first = !optimizer.launched;
-    const GemmTuning tuning(model.gemms, first && options.tune == "on");
+    const GemmTuning tuning(model.gemms, first && options.tune);
     const Range step_range("step", step + 1);
     const TokenSlot& ids = token_slots[static_cast<size_t>(step) % token_slots.size()];
     if (in_flight() == 0) end_of(step).record(model.stream.handle);

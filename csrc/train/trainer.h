@@ -14,8 +14,8 @@
 #include "platform/stream.h"
 #include "run/options.h"
 #include "run/ranks.h"
+#include "run/schedule.h"
 #include "train/evaluation.h"
-#include "train/schedule.h"
 #include "train/step_result.h"
 #include "train/verify.h"
 

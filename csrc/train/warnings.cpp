@@ -13,13 +13,13 @@ std::vector<std::string> run_warnings(const Options& o, const Config& config, co
     if (shard.vocab_size && shard.vocab_size != config.V)
         lines.push_back(shard.file.path + ": tokens of a vocabulary of " + tokens + ", the model's is " +
                         model +
-                        (o.init == "load" ? ": were the weights trained on these tokens?"
-                                          : ": the ids from " + tokens + " on never occur"));
+                        (o.init == Init::load ? ": were the weights trained on these tokens?"
+                                              : ": the ids from " + tokens + " on never occur"));
     if (0 < o.steps && o.steps < o.warmup_steps)
         lines.push_back("--warmup-steps " + std::to_string(o.warmup_steps) + ": the run ends at step " +
                         std::to_string(o.steps) + ", before its learning rate has reached --lr " +
                         nlohmann::json(o.lr).dump());
-    if (data.is_packed && o.document_mask != "on")
+    if (data.is_packed && !o.document_mask)
         lines.push_back(shard.file.path +
                         ": packed documents see those before them; --document-mask on keeps them apart");
     const double passes =

@@ -1,4 +1,4 @@
-"""Written twice on purpose: csrc/train/schedule.cpp has the same rule; test_agreement.py::test_learning_rate.
+"""Written twice on purpose: csrc/run/schedule.cpp has the same rule; test_agreement.py::test_learning_rate.
 
 The learning rate of each step: linear warm-up, then cosine, linear, constant or warm-up-stable-decay.
 """

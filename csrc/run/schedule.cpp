@@ -1,4 +1,4 @@
-#include "train/schedule.h"
+#include "run/schedule.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,10 +13,10 @@ double learning_rate(const Schedule& s, int64_t step) {
     const double minimum = s.lr * s.min_lr_frac;
     const double progress = static_cast<double>(step - s.warmup_steps) /
                             static_cast<double>(std::max<int64_t>(1, s.steps - s.warmup_steps));
-    if (s.shape == "cosine") return minimum + 0.5 * (1.0 + std::cos(M_PI * progress)) * (s.lr - minimum);
-    if (s.shape == "linear") return s.lr + (minimum - s.lr) * progress;
-    if (s.shape == "constant") return s.lr;
-    if (s.shape != "wsd") fail("schedule: expected cosine, linear, constant or wsd, found ", s.shape);
+    if (s.shape == ScheduleShape::cosine)
+        return minimum + 0.5 * (1.0 + std::cos(M_PI * progress)) * (s.lr - minimum);
+    if (s.shape == ScheduleShape::linear) return s.lr + (minimum - s.lr) * progress;
+    if (s.shape == ScheduleShape::constant) return s.lr;
     // The last fifth, or what the warm-up leaves of it.
     const int64_t begin = std::max(s.warmup_steps, s.steps - std::max<int64_t>(1, s.steps / 5));
     if (step <= begin) return s.lr;

@@ -3,18 +3,20 @@
 // The learning rate of each step: linear warm-up, then one of four shapes.
 #pragma once
 #include <cstdint>
-#include <string>
 
 namespace llamac {
 
+// wsd: warm-up, stable, decay over the last fifth.
+enum class ScheduleShape : uint8_t { cosine, linear, constant, wsd };
+
 struct Schedule {
-    std::string shape;       // cosine, linear, constant, wsd (warm-up, stable, decay over the last fifth)
+    ScheduleShape shape = ScheduleShape::cosine;
     double lr = 0;           // the peak
     double min_lr_frac = 0;  // the end, as a fraction of it
     int64_t warmup_steps = 0, steps = 0;
 };
 
-// Of step `step`, 1 .. steps. Error for an unknown shape.
+// Of step `step`, 1 .. steps.
 double learning_rate(const Schedule& schedule, int64_t step);
 
 }  // namespace llamac

@@ -1,0 +1,360 @@
+#include "run/flag_table.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <map>
+
+#include "core/json.h"
+#include "run/choices.h"
+#include "run/toml.h"
+
+namespace llamac {
+namespace {
+
+using nlohmann::json;
+using Words = std::vector<std::string>;
+
+std::vector<std::string> parts_of(const std::string& list) {
+    std::vector<std::string> parts;
+    for (size_t start = 0; start <= list.size();) {
+        const size_t end = std::min(list.find(',', start), list.size());
+        parts.push_back(list.substr(start, end - start));
+        start = end + 1;
+    }
+    return parts;
+}
+
+// Whether the whole text is one number.
+template <class T>
+bool parse_number(std::string_view text, T& number) {
+    const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    return error == std::errc() && stop == text.data() + text.size();
+}
+
+std::vector<int32_t> parse_ids(const std::string& list) {
+    std::vector<int32_t> ids;
+    if (list.empty()) return ids;
+    for (const std::string& part : parts_of(list))
+        if (!parse_number(part, ids.emplace_back()) || part[0] == '-')
+            fail("expected ids separated by commas, for example 17,4,250, found ", quote(part));
+    return ids;
+}
+
+MemorySize parse_memory_size(const std::string& size) {
+    if (size.empty()) return {};
+    double number = 0;
+    const auto [stop, error] = std::from_chars(size.data(), size.data() + size.size(), number);
+    const std::string unit(stop, size.data() + size.size());
+    const double bytes = number * (unit == "GiB" ? 1 << 30 : 1 << 20);
+    if (error != std::errc() || (unit != "GiB" && unit != "MiB") || !(bytes >= 1 && bytes < 1e18))
+        fail("expected a size in MiB or GiB, for example 192GiB, found ", quote(size));
+    return {static_cast<int64_t>(bytes)};
+}
+
+// ---- values of flags from JSON: false for a value of another type
+
+bool take(std::string& to, const json& value) {
+    if (!value.is_string()) return false;
+    to = value.get<std::string>();
+    return is_utf8(to) && to.find('\0') == to.npos;  // paths end at a NUL
+}
+bool take(int64_t& to, const json& value) {
+    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX))
+        return false;
+    to = value.get<int64_t>();
+    return true;
+}
+bool take(double& to, const json& value) {
+    if (!value.is_number()) return false;
+    to = value.get<double>();
+    return std::isfinite(to);
+}
+bool take(bool& to, const json& value) {
+    if (!value.is_boolean()) return false;
+    to = value.get<bool>();
+    return true;
+}
+bool take(std::vector<std::string>& to, const json& value) {
+    if (!value.is_array()) return false;
+    to.resize(value.size());
+    for (size_t i = 0; i < value.size(); i++)
+        if (!take(to[i], value[i])) return false;
+    return true;
+}
+
+template <class E>
+bool take_choice(E& to, const json& value) {
+    const std::optional<E> found = find_choice<E>(value.get<std::string>());
+    to = found.value_or(E{});
+    return found.has_value();
+}
+template <class E>
+    requires std::is_enum_v<E>
+bool take(E& to, const json& value) {
+    return take_choice(to, value);
+}
+bool take(DType& to, const json& value) {
+    to = float_dtype(value.get<std::string>());
+    return true;
+}
+bool take(std::optional<std::string>& to, const json& value) {
+    std::string text;
+    if (!take(text, value)) return false;
+    if (text.empty()) fail("expected auto, none or a path, found \"\"");
+    to = text == "auto" ? std::nullopt : std::optional(text == "none" ? "" : text);
+    return true;
+}
+bool take(std::optional<bool>& to, const json& value) {
+    to.reset();
+    return value == "auto" || take_choice(to.emplace(), value);
+}
+template <class T>
+bool take(std::optional<T>& to, const json& value) {
+    to.reset();
+    return value == "auto" || take(to.emplace(), value);
+}
+template <class T, class Parse>
+bool take_parsed(T& to, const json& value, const Parse& parse) {
+    std::string text;
+    if (!take(text, value)) return false;
+    to = parse(text);
+    return true;
+}
+bool take(Recompute& to, const json& value) {
+    return take_parsed(to, value, parse_recompute);
+}
+bool take(std::vector<int32_t>& to, const json& value) {
+    return take_parsed(to, value, parse_ids);
+}
+bool take(MemorySize& to, const json& value) {
+    return take_parsed(to, value, parse_memory_size);
+}
+
+// ---- and back
+
+template <class T>
+json as_json(const T& value) {
+    if constexpr (std::is_enum_v<T>)
+        return texts<T>[static_cast<size_t>(value)];
+    else
+        return value;
+}
+json as_json(DType value) {
+    return info(value).name;
+}
+json as_json(const std::optional<std::string>& value) {
+    return !value ? "auto" : value->empty() ? "none" : *value;
+}
+json as_json(const std::optional<bool>& value) {
+    return value ? texts<bool>[*value] : "auto";
+}
+template <class T>
+json as_json(const std::optional<T>& value) {
+    return value ? as_json(*value) : "auto";
+}
+json as_json(const Recompute& value) {
+    return text_of(value);
+}
+json as_json(const std::vector<int32_t>& ids) {
+    std::string list;
+    for (const int32_t id : ids) list += (list.empty() ? "" : ",") + std::to_string(id);
+    return list;
+}
+json as_json(const MemorySize& size) {
+    return size.bytes == 0 ? "" : std::to_string(size.bytes >> 20) + "MiB";
+}
+
+template <class T>
+FlagField field(T Options::* member) {
+    return {[member](Options& o, const json& value) { return take(o.*member, value); },
+            [member](const Options& o) { return as_json(o.*member); }};
+}
+FlagField on_off(bool Options::* member) {
+    return {[member](Options& o, const json& value) { return take_choice(o.*member, value); },
+            [member](const Options& o) { return json(texts<bool>[o.*member]); }};
+}
+
+const std::map<std::string, FlagField>& fields() {
+    static const std::map<std::string, FlagField> all = {
+        {"config", field(&Options::config)},
+        {"print-config", field(&Options::print_config)},
+        {"list-kernels", field(&Options::list_kernels)},
+        {"dry-run", field(&Options::dry_run)},
+        {"device-memory", field(&Options::device_memory)},
+        {"model", field(&Options::model)},
+        {"init", field(&Options::init)},
+        {"train-data", field(&Options::train_data)},
+        {"val-data", field(&Options::val_data)},
+        {"tokenizer", field(&Options::tokenizer)},
+        {"document-mask", on_off(&Options::document_mask)},
+        {"seq-len", field(&Options::seq_len)},
+        {"batch-size", field(&Options::batch_size)},
+        {"total-batch-size", field(&Options::total_batch_size)},
+        {"seed", field(&Options::seed)},
+        {"data-skip", field(&Options::data_skip)},
+        {"steps", field(&Options::steps)},
+        {"lr", field(&Options::lr)},
+        {"min-lr-frac", field(&Options::min_lr_frac)},
+        {"warmup-steps", field(&Options::warmup_steps)},
+        {"schedule", field(&Options::schedule)},
+        {"weight-decay", field(&Options::weight_decay)},
+        {"beta1", field(&Options::beta1)},
+        {"beta2", field(&Options::beta2)},
+        {"grad-clip", field(&Options::grad_clip)},
+        {"skip-nonfinite", field(&Options::skip_nonfinite)},
+        {"verify-every", field(&Options::verify_every)},
+        {"dtype", field(&Options::dtype)},
+        {"grad-dtype", field(&Options::grad_dtype)},
+        {"master-weights", on_off(&Options::master_weights)},
+        {"optimizer-state", field(&Options::optimizer_state)},
+        {"matmul-dtype", field(&Options::matmul_dtype)},
+        {"fp8-recipe", field(&Options::fp8_recipe)},
+        {"fp8-gradients", field(&Options::fp8_gradients)},
+        {"fp8-weights", field(&Options::fp8_weights)},
+        {"fp8-head", on_off(&Options::fp8_head)},
+        {"fp8-keep-first", field(&Options::fp8_keep_first)},
+        {"fp8-keep-last", field(&Options::fp8_keep_last)},
+        {"recompute", field(&Options::recompute)},
+        {"kernel", field(&Options::kernel)},
+        {"tune", on_off(&Options::tune)},
+        {"gemm-cache", field(&Options::gemm_cache)},
+        {"graphs", field(&Options::graphs)},
+        {"devices", field(&Options::devices)},
+        {"zero", field(&Options::zero)},
+        {"shard-group", field(&Options::shard_group)},
+        {"reduce-dtype", field(&Options::reduce_dtype)},
+        {"collective-timeout", field(&Options::collective_timeout)},
+        {"out", field(&Options::out)},
+        {"resume", field(&Options::resume)},
+        {"checkpoint-every", field(&Options::checkpoint_every)},
+        {"keep-checkpoints", field(&Options::keep_checkpoints)},
+        {"checkpoint-async", field(&Options::checkpoint_async)},
+        {"log-every", field(&Options::log_every)},
+        {"watchdog", field(&Options::watchdog)},
+        {"val-every", field(&Options::val_every)},
+        {"val-steps", field(&Options::val_steps)},
+        {"eval-every", field(&Options::eval_every)},
+        {"eval-tasks", field(&Options::eval_tasks)},
+        {"sample-every", field(&Options::sample_every)},
+        {"sample-tokens", field(&Options::sample_tokens)},
+        {"sample-temperature", field(&Options::sample_temperature)},
+        {"sample-top-k", field(&Options::sample_top_k)},
+        {"sample-prompt-ids", field(&Options::sample_prompt_ids)},
+        {"profile", field(&Options::profile)}};
+    return all;
+}
+
+std::string value_name(const json& row) {
+    if (row.contains("value")) return row["value"];
+    std::string choices;
+    for (const std::string& choice : row.value("choices", Words()))
+        choices += (choices.empty() ? "" : "|") + choice;
+    return !choices.empty() ? choices : row["type"] == "integer" ? "N" : row["type"] == "number" ? "X" : "";
+}
+
+std::vector<FlagRow> read_flags() {
+    std::vector<FlagRow> flags;
+    const json table = read_table("flags");
+    for (const json& row : table.at("flag")) {
+        if (row.value("only", "c") != "c") continue;
+        FlagRow flag;
+        flag.group = row.at("group"), flag.name = row.at("name"), flag.type = row.at("type");
+        flag.value = value_name(row), flag.help = row.at("help");
+        flag.initial = row.at("default");
+        flag.choices = row.value("choices", Words());
+        flag.low = row.value("min", flag.low);
+        flag.high_excluded = row.contains("below");
+        flag.high = row.value(flag.high_excluded ? "below" : "max", flag.high);
+        flag.in_file = row.value("key", true);
+        flag.field = fields().at(flag.name);
+        flags.push_back(flag);
+    }
+    return flags;
+}
+
+std::string expected(const FlagRow& flag) {
+    std::string text;
+    for (size_t i = 0; i < flag.choices.size(); i++)
+        text += (i == 0 ? "" : i + 1 < flag.choices.size() ? ", " : " or ") + flag.choices[i];
+    if (!text.empty()) return text;
+    const std::map<std::string, const char*> kinds = {{"text", "text in UTF-8"},
+                                                      {"integer", "an integer"},
+                                                      {"number", "a number"},
+                                                      {"switch", "true or false"},
+                                                      {"list", "a list of strings"}};
+    text = kinds.at(flag.type);
+    const bool whole = flag.type == "integer";
+    const auto bound = [&](double x) {
+        return whole ? std::to_string(static_cast<int64_t>(x)) : json(x).dump();
+    };
+    if (std::isfinite(flag.high))
+        text += " from " + bound(flag.low) + (flag.high_excluded ? " to below " : " to ") + bound(flag.high);
+    else if (std::isfinite(flag.low))
+        text += " of at least " + std::to_string(static_cast<int64_t>(flag.low));
+    return text;
+}
+
+bool is_allowed(const FlagRow& flag, const json& value) {
+    if (!flag.choices.empty())
+        return value.is_string() && std::count(flag.choices.begin(), flag.choices.end(), value) > 0;
+    if (!value.is_number()) return true;
+    const double x = value.get<double>();
+    return x >= flag.low && (flag.high_excluded ? x < flag.high : x <= flag.high);
+}
+
+}  // namespace
+
+const std::vector<FlagRow>& flags() {
+    static const std::vector<FlagRow> table = read_flags();
+    return table;
+}
+
+Options::Options() {
+    for (const FlagRow& flag : flags()) CHECK(flag.field.set(*this, flag.initial));
+}
+
+void assign(Options& options, const FlagRow& flag, const json& value, const std::string& where) {
+    bool good = false;
+    try {
+        good = is_allowed(flag, value) && flag.field.set(options, value);
+    } catch (const Error& error) {
+        fail(where, ": ", error.what());
+    }
+    if (!good) fail(where, ": expected ", expected(flag), ", found ", excerpt(value));
+}
+
+Recompute parse_recompute(const std::string& list) {
+    Recompute r;
+    if (list == "none") return r;
+    const std::map<std::string, bool Recompute::*> switches = {{"norm", &Recompute::norm},
+                                                               {"swiglu", &Recompute::swiglu},
+                                                               {"qkv", &Recompute::qkv},
+                                                               {"attention", &Recompute::attention}};
+    for (const std::string& part : parts_of(list)) {
+        if (const auto found = switches.find(part); found != switches.end())
+            r.*found->second = true;
+        else if (part == "block")
+            r.block_every = 1;
+        else if (part.rfind("block:", 0) != 0 || !parse_number(part.substr(6), r.block_every) ||
+                 r.block_every < 1)
+            fail("expected none, or a list of norm, swiglu, qkv, attention, block and block:K, found ",
+                 quote(part));
+    }
+    return r;
+}
+
+std::string text_of(const Recompute& r) {
+    std::string list;
+    const auto add = [&](bool chosen, const std::string& part) {
+        if (chosen) list += (list.empty() ? "" : ",") + part;
+    };
+    add(r.norm, "norm");
+    add(r.swiglu, "swiglu");
+    add(r.qkv, "qkv");
+    add(r.attention, "attention");
+    add(r.block_every > 0, r.block_every == 1 ? "block" : "block:" + std::to_string(r.block_every));
+    return list.empty() ? "none" : list;
+}
+
+}  // namespace llamac
