@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "checkpoint/manifest.h"
 #include "platform/sensors.h"
 #include "platform/threads.h"
 #include "program/spikes.h"
@@ -144,7 +145,7 @@ std::vector<int32_t> tokens_of(Trainer& t) {
 std::vector<int32_t> expected_tokens(const Trainer& t, int64_t step) {
     std::vector<int32_t> tokens(static_cast<size_t>(t.options.batch_size * t.options.seq_len)),
         targets = tokens;
-    t.train->micro_batch(step, t.accumulation - 1, 0, 1, tokens.data(), targets.data());
+    t.data.train->micro_batch(step, t.accumulation - 1, 0, 1, tokens.data(), targets.data());
     return tokens;
 }
 
@@ -155,7 +156,7 @@ void check_data_skip() {
     {
         Trainer t(small_run(words), 0);
         for (int64_t step = 0; step < 3; step++) check(tokens_of(t) == expected_tokens(t, step), "all data");
-        t.save(OpenFolder(in_folder("skip")));
+        save(t, OpenFolder(in_folder("skip")));
         check(parse_manifest(get(in_folder("skip/step_000003/manifest.json")), "").data_position == 3 * 8,
               "three steps of eight sequences");
     }
@@ -164,7 +165,7 @@ void check_data_skip() {
         Trainer t(small_run(with(resumed, {"--data-skip", "16"})), 0);  // two steps' sequences
         check(t.warnings.find("16 sequences after") != t.warnings.npos, "it is said: " + t.warnings);
         check(tokens_of(t) == expected_tokens(t, 5), "the data goes on two steps later");
-        t.save(OpenFolder(in_folder("skip")));
+        save(t, OpenFolder(in_folder("skip")));
         const Manifest m = parse_manifest(get(in_folder("skip/step_000004/manifest.json")), "");
         check(m.data_position == 4 * 8 + 16 && m.config["data-skip"] == 16, "the manifest has it");
     }

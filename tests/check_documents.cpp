@@ -55,7 +55,7 @@ void check_resumed() {
         first.start_step();
         finish(first, 0, trained);
     }
-    first.save(OpenFolder(in_folder("resumed")));
+    save(first, OpenFolder(in_folder("resumed")));
     Words more = words;
     more.insert(more.end(), {"--resume", "auto"});
     Trainer again(masked_run(more), 0);
@@ -69,9 +69,9 @@ void check_resumed() {
 // Validation sees documents, samples are one document, and neither changes the steps that follow.
 void check_between_steps() {
     Trainer t(masked_run(), 0), plain(small_run(), 0);
-    check(t.validate() != plain.validate() && t.validate() == t.validate(), "validation is masked");
+    check(validate(t) != validate(plain) && validate(t) == validate(t), "validation is masked");
     const std::vector<int32_t> prompt = {9, 4, 7, 8, 3};  // with marks in it
-    check(t.sample(prompt, 8, 0, 0) == plain.sample(prompt, 8, 0, 0), "samples are not masked");
+    check(sample(t, prompt, 8, 0, 0) == sample(plain, prompt, 8, 0, 0), "samples are not masked");
     check(train(t) == train(masked_run(), 0), "validation and samples change no step");
 }
 

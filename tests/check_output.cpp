@@ -334,8 +334,7 @@ void check_other_versions() {
     std::string text = good;
     text.replace(text.find("checkpoint 2"), 12, "checkpoint 9");
     overwrite(file, text);
-    check(find_checkpoint(out, {}).directory == out + "/step_000001",
-          "a change that breaks the checksum");
+    check(find_checkpoint(out, {}).directory == out + "/step_000001", "a change that breaks the checksum");
     text.resize(text.rfind(",\n"));
     const std::string path = put("sum", text);
     overwrite(file, text + ",\n \"xxh3\": \"" + hex(hash_file(path)) + "\"\n}\n");

@@ -47,7 +47,8 @@ std::string wide() {
     text.replace(text.find("\"num_attention_heads\": 2"), 24, "\"num_attention_heads\": 4");
     fs::create_directories(in_folder("shape"));
     put("shape/config.json", text);
-    Trainer(small_run({"--model", in_folder("shape")})).save_to(directory);
+    Trainer trainer(small_run({"--model", in_folder("shape")}));
+    save_to(trainer, directory);
     return directory;
 }
 
@@ -72,7 +73,7 @@ void check_cached_samples() {
             for (const int64_t length : {1, 5, 16, 20}) {
                 std::vector<int32_t> prompt(static_cast<size_t>(length));
                 std::iota(prompt.begin(), prompt.end(), 3);
-                check(cached.sample(prompt, 24, temperature, 9) == whole.sample(prompt, 24, temperature, 9),
+                check(sample(cached, prompt, 24, temperature, 9) == sample(whole, prompt, 24, temperature, 9),
                       "the same tokens after " + std::to_string(length));
             }
     }
@@ -247,7 +248,7 @@ void check_scores() {
     Trainer trainer(small_run({"--model", wide(), "--batch-size", "4"}));
     targets[63] = ids.back();
     model.score(tokens.data(), targets.data(), 4, 16, losses, {});
-    const double mean_of = trainer.mean_loss_of(4, 16, [&](int64_t, int64_t, int32_t* to, int32_t* next) {
+    const double mean_of = mean_loss_of(trainer, 4, 16, [&](int64_t, int64_t, int32_t* to, int32_t* next) {
         std::copy(tokens.begin(), tokens.end(), to);
         std::copy(targets.begin(), targets.end(), next);
     });

@@ -25,8 +25,8 @@ struct Run {
         t.finish_step();
         t.model.context.observer = nullptr;
         trained = train(t);
-        trained.numbers.push_back(t.validate());
-        for (const int32_t id : t.sample({1}, 4, 1.0, 0)) trained.numbers.push_back(id);
+        trained.numbers.push_back(validate(t));
+        for (const int32_t id : sample(t, {1}, 4, 1.0, 0)) trained.numbers.push_back(id);
     }
 };
 

@@ -394,8 +394,8 @@ void check_scales_of_other_types() {
 // factor that is no power of two, they round otherwise.
 void check_scales_follow_targets() {
     Trainer t(small_run({"--matmul-dtype", "fp8", "--lr", "1e-9"}), 0);
-    const Trainer::Batch batch = [&](int64_t micro, int32_t* tokens, int32_t* targets) {
-        t.train->micro_batch(0, micro, 0, 1, tokens, targets, 0);
+    const Trainer::Fill batch = [&](int64_t micro, int32_t* tokens, int32_t* targets) {
+        t.data.train->micro_batch(0, micro, 0, 1, tokens, targets, 0);
     };
     for (const int64_t counted : {128, 8, 128, 11, 90, 128}) {
         t.start_step(batch, counted);
@@ -450,7 +450,7 @@ void check_first_token() {
     const Words words = {"--model", in_folder("first"), "--sample-every", "0"};
     Trainer without(small_run(words));
     refused("a first token beyond the vocabulary", {in_folder("first"), "2000000000", "below", "128"},
-            [&] { without.first_token(); });
+            [&] { first_token(without); });
     refused("a run that would sample", {in_folder("first"), "2000000000", "below", "128"},
             [&] { Trainer t(small_run({"--model", in_folder("first")})); });
 }
@@ -481,8 +481,8 @@ void check_abandoned() {
         check(abandoned == 2 && calls == 2 * 6 + 3, "calls between micro-batches: " + std::to_string(calls));
         t.between = nullptr;
         finish(t, 0, trained);
-        const double loss = t.validate();
-        const std::vector<int32_t> ids = t.sample({1}, 4, 1.0, 0);
+        const double loss = validate(t);
+        const std::vector<int32_t> ids = sample(t, {1}, 4, 1.0, 0);
         const auto stopped = [&](const char* what, const std::function<void()>& work) {
             calls = 0;
             t.between = [&] {
@@ -497,9 +497,9 @@ void check_abandoned() {
             check(thrown, std::string(what) + " is stopped");
             t.between = nullptr;
         };
-        stopped("validation", [&] { t.validate(); });
-        stopped("a sample", [&] { t.sample({1}, 4, 1.0, 0); });
-        check(t.validate() == loss && t.sample({1}, 4, 1.0, 0) == ids, "the same afterwards");
+        stopped("validation", [&] { validate(t); });
+        stopped("a sample", [&] { sample(t, {1}, 4, 1.0, 0); });
+        check(validate(t) == loss && sample(t, {1}, 4, 1.0, 0) == ids, "the same afterwards");
         const Trained rest = train(t);
         check(trained.numbers == whole.numbers && rest.weights == whole.weights,
               "abandoned steps: other bits");
@@ -523,8 +523,8 @@ void check_interrupted() {
             }
             check(t.step == 3 && t.in_flight() == 1 && trained.numbers.size() == 4 * 2, "one step in flight");
             finish(t, 0, trained);
-            t.validate();
-            check(t.save(OpenFolder(out)) == out + "/step_000003", "a checkpoint of what was started");
+            validate(t);
+            check(save(t, OpenFolder(out)) == out + "/step_000003", "a checkpoint of what was started");
         }
         words.insert(words.end(), {"--resume", "auto"});
         Trainer again(small_run(words), 1);

@@ -126,7 +126,7 @@ void check_resumed() {
         first.start_step();
         finish(first, 0, trained);
     }
-    first.save(OpenFolder(in_folder("resumed")));
+    save(first, OpenFolder(in_folder("resumed")));
     Trainer again(small_run(with(words, {"--resume", "auto"})), 0);
     check(train(again).weights == whole.weights, "resumed between verified steps: other bits");
 }

@@ -2,7 +2,8 @@
 #pragma once
 #include "check.h"
 #include "core/registry.h"
-#include "train/trainer.h"
+#include "train/evaluate.h"
+#include "train/save.h"
 
 namespace llamac {
 
@@ -104,7 +105,7 @@ inline Trained train(Trainer& t) {
     Trained trained;
     while (t.step < t.options.steps) {
         t.start_step();
-        finish(t, t.most_in_flight, trained);
+        finish(t, t.max_in_flight, trained);
     }
     finish(t, 0, trained);
     const Tensor& weights = t.model.parameters.weights;

@@ -12,7 +12,7 @@
 #include "program/console.h"
 #include "program/spikes.h"
 #include "run/options.h"
-#include "train/evaluation.h"
+#include "train/score.h"
 #include "train/memory.h"
 #include "train/step_result.h"
 

@@ -7,6 +7,7 @@
 #include <exception>
 #include <utility>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/output.h"
 #include "platform/cpu_level.h"
 #include "platform/ranks/spawn.h"
@@ -18,10 +19,11 @@
 #include "program/stop.h"
 #include "program/watchdog.h"
 #include "run/version.h"
+#include "train/evaluate.h"
 #include "train/memory.h"
 #include "train/peak.h"
 #include "train/profile.h"
-#include "train/trainer.h"
+#include "train/save.h"
 
 namespace llamac {
 namespace {
@@ -57,7 +59,7 @@ bool is_due(int64_t every, int64_t step) {
     return every > 0 && step % every == 0;
 }
 
-void describe(Log& log, const Trainer& t) {
+void describe(Log& log, const Trainer& t, bool copies_state) {
     for (const auto& [heading, rows] : configuration_rows(t.options)) log.table(heading, rows);
     const Config& c = t.config;
     log.table("this run",
@@ -66,17 +68,17 @@ void describe(Log& log, const Trainer& t) {
                {"layers, channels, heads", std::to_string(c.L) + ", " + std::to_string(c.C) + ", " +
                                                std::to_string(c.NH) + "/" + std::to_string(c.NKV)},
                {"tokens per step", grouped(t.tokens_per_step())},
-               {"training tokens", grouped(t.train ? t.train->tokens : 0)},
-               {"validation tokens", grouped(t.val ? t.val->tokens : 0)}});
+               {"training tokens", grouped(t.data.train ? t.data.train->tokens : 0)},
+               {"validation tokens", grouped(t.data.val ? t.data.val->tokens : 0)}});
     std::vector<MemoryRow> rows = memory_rows(t.model, !t.options.dry_run);
-    if (t.async || (t.options.dry_run && t.saves_async())) rows.push_back(copy_row(t.state()));
+    if (copies_state) rows.push_back(copy_row(t));
     log.memory(rows);
 }
 
 // The plan of a run that is not begun: nothing is written.
 int finish_dry_run(const Trainer& t) {
     Log log("", {});
-    describe(log, t);
+    describe(log, t, saves_async(t));
     if (!t.warnings.empty()) log.print(t.warnings);
     check_memory(t.model, t.options);
     log.print("dry run: the run fits; nothing was allocated, computed or written");
@@ -88,6 +90,7 @@ struct Loop {
     Trainer& t;
     const OutputFolder& out;
     Log& log;
+    std::unique_ptr<AsyncSaves> saves;  // null: training pauses while a checkpoint is written
     Watchdog watchdog;
     Profile profile;
     UsageMeter usage = {};
@@ -106,10 +109,12 @@ struct Loop {
     };
     std::optional<Writing> writing;
 
-    Loop(Trainer& trainer, const OutputFolder& folder, Log& to, double peak)
+    Loop(Trainer& trainer, const OutputFolder& folder, Log& to, std::unique_ptr<AsyncSaves> async,
+         double peak)
         : t(trainer),
           out(folder),
           log(to),
+          saves(std::move(async)),
           watchdog(t.options.watchdog),
           profile(choose_profiled_steps(t.step + 1, t.options.steps, t.options.profile), t.model.context,
                   out.folder(), peak, t.ranks.is_first()),
@@ -125,7 +130,7 @@ struct Loop {
     }
     Loop(const Loop&) = delete;
     ~Loop() {
-        t.async.reset();  // its thread calls t.written
+        saves.reset();  // its thread calls t.written
         t.written = t.between = nullptr;
     }
 
@@ -145,7 +150,7 @@ struct Loop {
     void sample();
     void save(bool goes_on);
     void finish_save();
-    std::string rescue(bool agreed);
+    std::string save_on_error(bool agreed);
 };
 
 // How long ranks are waited for after a signal: they compute equally long.
@@ -170,15 +175,15 @@ void Loop::agree() {
 
 void Loop::validate() {
     watchdog.begins("validation at step", t.step);
-    if (!t.val) return;
-    const double loss = t.validate();
+    if (!t.data.val) return;
+    const double loss = llamac::validate(t);
     t.ranks.together("log", [&] { log.val(t.step, loss); });
 }
 
 void Loop::evaluate() {
-    if (t.questions.empty()) return;
+    if (t.data.questions.empty()) return;
     watchdog.begins("evaluation at step", t.step);
-    const std::vector<Score> scores = t.evaluate();
+    const std::vector<Score> scores = llamac::evaluate(t);
     t.ranks.together("log", [&] {
         for (const Score& score : scores) log.evaluation(t.step, score);
     });
@@ -187,7 +192,7 @@ void Loop::evaluate() {
 void Loop::sample() {
     watchdog.begins("sample at step", t.step);
     std::string text;
-    const auto make = [&] { text = t.sample(); };
+    const auto make = [&] { text = sample_text(t); };
     // Shared weights are gathered meanwhile: a rank that fails cannot keep the others from waiting for it.
     t.model.options.sharding.shares_weights() ? make() : t.ranks.together("sample", make);
     t.ranks.together("log", [&] { log.sample(t.step, text); });
@@ -204,14 +209,14 @@ void Loop::save(bool goes_on) {
         folder = &out.folder();
     });
     limit_agreement(0);  // a save takes its time
-    if (goes_on && t.async) {
-        t.start_save(*folder);
+    if (goes_on && saves) {
+        start_save(t, *saves, *folder);
         saved_step = t.step;
         writing = {t.step, ms_since(begin)};
     } else {
         sound = false;  // until it is written
         saved_step = t.step;
-        saved = t.save(*folder);
+        saved = llamac::save(t, *folder);
         sound = true;
         t.ranks.together("log", [&] { log.checkpoint(t.step, saved, ms_since(begin)); });
     }
@@ -226,7 +231,7 @@ void Loop::finish_save() {
     watchdog.begins("checkpoint of step", done.step);
     limit_agreement(0);
     const bool weights_are = std::exchange(sound, false);  // until it is written
-    saved = t.async->finish();
+    saved = saves->finish();
     sound = weights_are;
     t.ranks.together("log", [&] { log.checkpoint(done.step, saved, done.pause_ms); });
 }
@@ -259,7 +264,7 @@ bool Loop::val_is_due() const {
 }
 
 bool Loop::evaluation_is_due() const {
-    return !t.questions.empty() && (t.step == t.options.steps || is_due(t.options.eval_every, t.step));
+    return !t.data.questions.empty() && (t.step == t.options.steps || is_due(t.options.eval_every, t.step));
 }
 
 bool Loop::sample_is_due() const {
@@ -293,8 +298,8 @@ void Loop::run_steps() {
             o.checkpoint_every >= 0 && (t.step == o.steps || is_due(o.checkpoint_every, t.step));
         const bool profiled = profile.ends_with(t.step);
         const bool all = val_is_due() || evaluation_is_due() || sample_is_due() || checkpoint || profiled;
-        finish(all ? 0 : t.most_in_flight);
-        if (writing && t.async->is_done()) finish_save();
+        finish(all ? 0 : t.max_in_flight);
+        if (writing && saves->is_done()) finish_save();
         if (profiled) t.ranks.together("profile", [&] { profile.finish(); });
         if (val_is_due()) validate();
         if (evaluation_is_due()) evaluate();
@@ -305,7 +310,7 @@ void Loop::run_steps() {
 
 // After an error: the steps that are done, in the log and, unless ranks may be anywhere, in a checkpoint. Returns what to add
 // to the error's line.
-std::string Loop::rescue(bool agreed) {
+std::string Loop::save_on_error(bool agreed) {
     const auto attempt = [](const auto& call) {
         try {
             call();
@@ -324,7 +329,7 @@ std::string Loop::rescue(bool agreed) {
             if (sound && t.options.checkpoint_every >= 0 && t.step > saved_step) {
                 const Clock::time_point begin = Clock::now();
                 saved_step = t.step;
-                saved = t.save(out.folder());
+                saved = llamac::save(t, out.folder());
                 attempt([&] { log.checkpoint(t.step, saved, ms_since(begin)); });
             }
         });
@@ -351,21 +356,22 @@ void Loop::run() {
         log.print_usage();
         if (t.options.checkpoint_every >= 0 && t.step > saved_step) save(false);
     } catch (const ReportedElsewhere&) {
-        rescue(true);
+        save_on_error(true);
         throw;
     } catch (const AgreedError& error) {
-        fail(error.what(), rescue(true));
+        fail(error.what(), save_on_error(true));
     } catch (const std::exception& error) {
         const bool alone = t.ranks.count == 1;
         if (!alone) t.ranks.abandon();
-        fail(reason_of(error), rescue(alone));
+        fail(reason_of(error), save_on_error(alone));
     }
 }
 
 // The loop's checkpoint of the last step, if there is one, and the signal that ended it, if one did.
-std::pair<std::string, int> train(Trainer& t, const OutputFolder& out, Log& log, double peak) {
+std::pair<std::string, int> train(Trainer& t, const OutputFolder& out, Log& log,
+                                  std::unique_ptr<AsyncSaves> saves, double peak) {
     std::optional<Loop> loop;
-    t.ranks.together("start", [&] { loop.emplace(t, out, log, peak); });
+    t.ranks.together("start", [&] { loop.emplace(t, out, log, std::move(saves), peak); });
     loop->run();
     return {t.step == loop->saved_step ? loop->saved : "", loop->ended_by};
 }
@@ -383,7 +389,7 @@ int run_training(const Options& options, const Ranks& ranks) {
     OutputFolder& out = *folder;
     Trainer& t = *trainer;
     t.agree_with_ranks();
-    t.prepare_async_saves();
+    std::unique_ptr<AsyncSaves> saves = prepare_async_saves(t);
     answer_stop_signals();
     std::vector<std::string> moved;
     ranks.together("output folder", [&] {
@@ -405,14 +411,14 @@ int run_training(const Options& options, const Ranks& ranks) {
     Log& log = *opened;
     log.before_write = [&out] { out.check(); };
     for (const std::string& line : moved) log.print(line);
-    describe(log, t);
+    describe(log, t, saves != nullptr);
     if (!t.warnings.empty()) log.print(t.warnings);
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
     ranks.together("log", [&] {
         log.describe_run(computing_device(), count_parameters(t.config), ranks.count, origin_of(t));
         log.start(to_json(options));
     });
-    const auto [saved, signal] = train(t, out, log, shape.peak_flops);
+    const auto [saved, signal] = train(t, out, log, std::move(saves), shape.peak_flops);
     ranks.barrier();  // none ends while another one needs it
     if (ranks.is_first()) {
         out.check();

@@ -1,6 +1,5 @@
-// llamac._native.Trainer: the program's trainer (train/trainer.h) for Python. llamac/training/trainer.py checks what users
-// give it.
-#include "train/trainer.h"
+// llamac._native.Trainer: the program's trainer (train/trainer.h) for Python. llamac/training/trainer.py checks what users give it.
+#include "train/save.h"
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -14,6 +13,7 @@
 #include "checkpoint/config_json.h"
 #include "core/json.h"
 #include "native.h"
+#include "train/evaluate.h"
 
 namespace py = pybind11;
 
@@ -78,8 +78,8 @@ py::dict as_dict(const StepResult& r) {
 py::dict step(LockedTrainer& t, const Ids& tokens, const Ids& targets, bool counted) {
     CHECK(tokens.size() == t.tokens_per_rank() && targets.size() == t.tokens_per_rank());
     const int64_t rows = t.options.batch_size * t.options.seq_len;
-    const Trainer::Batch batch = [&, from = tokens.data(), to = targets.data()](
-                                     int64_t micro, int32_t* micro_tokens, int32_t* micro_targets) {
+    const Trainer::Fill batch = [&, from = tokens.data(), to = targets.data()](
+                                    int64_t micro, int32_t* micro_tokens, int32_t* micro_targets) {
         std::copy_n(from + micro * rows, rows, micro_tokens);
         std::copy_n(to + micro * rows, rows, micro_targets);
     };
@@ -88,14 +88,10 @@ py::dict step(LockedTrainer& t, const Ids& tokens, const Ids& targets, bool coun
     StepResult result;
     {
         const TrainerCall call(t);
-        if (counted) {
-            double count = 0;
-            for (const double each : t.ranks.gather("targets", static_cast<double>(own))) count += each;
-            if (count == 0) fail("step: expected a target that counts, found only -100");
-            t.start_step(batch, static_cast<int64_t>(count));
-        } else {
-            t.start_step(batch);
-        }
+        std::optional<int64_t> count;
+        if (counted) count = static_cast<int64_t>(t.ranks.sum("targets", static_cast<double>(own)));
+        if (count == 0) fail("step: expected a target that counts, found only -100");
+        t.start_step(batch, count);
         result = t.finish_step();
     }
     return as_dict(result);
@@ -112,7 +108,7 @@ py::dict next_step(LockedTrainer& t) {
 }
 
 // tokens, targets: [rows,T].
-double validate(LockedTrainer& t, const Ids& tokens, const Ids& targets) {
+double loss_of(LockedTrainer& t, const Ids& tokens, const Ids& targets) {
     const int64_t rows = tokens.shape(0), T = tokens.shape(1);
     const int32_t *from = tokens.data(), *to = targets.data();
     const TrainerCall call(t);
@@ -121,19 +117,19 @@ double validate(LockedTrainer& t, const Ids& tokens, const Ids& targets) {
             if (each != static_cast<double>(rows))
                 fail("validate: expected as many rows on all ranks, which share the weights, found ", rows,
                      " and ", each);
-    return t.mean_loss_of(rows, T,
-                          [&](int64_t first, int64_t count, int32_t* some_tokens, int32_t* some_targets) {
-                              std::copy_n(from + first * T, count * T, some_tokens);
-                              std::copy_n(to + first * T, count * T, some_targets);
-                          });
+    return mean_loss_of(t, rows, T,
+                        [&](int64_t first, int64_t count, int32_t* some_tokens, int32_t* some_targets) {
+                            std::copy_n(from + first * T, count * T, some_tokens);
+                            std::copy_n(to + first * T, count * T, some_targets);
+                        });
 }
 
 // {task: its score}.
-py::dict evaluate(LockedTrainer& t) {
+py::dict scores_of(LockedTrainer& t) {
     std::vector<Score> scores;
     {
         const TrainerCall call(t);
-        scores = t.evaluate();
+        scores = evaluate(t);
     }
     py::dict all;
     for (const Score& score : scores) {
@@ -157,19 +153,20 @@ py::dict parameters(LockedTrainer& t) {
     }
     const TrainerCall call(t);
     size_t next = 0;
-    t.visit_weights([&](const Parameter&, const Tensor& weight) { copy_as(DType::f32, to[next++], weight); });
+    visit_weights(t,
+                  [&](const Parameter&, const Tensor& weight) { copy_as(DType::f32, to[next++], weight); });
     return all;
 }
 
-void save(LockedTrainer& t, const std::string& directory) {
+void save_as(LockedTrainer& t, const std::string& directory) {
     const TrainerCall call(t);
-    t.save_to(directory);
+    save_to(t, directory);
 }
 
 // Into the checkpoints from now on, in place of the model's file of this name.
 void carry(LockedTrainer& t, const std::string& name, const std::string& text) {
     const TrainerCall call(t);
-    replace_carried_file(t.carried, name, text);
+    replace_tokenizer_file(t.tokenizer_files, name, text);
 }
 
 }  // namespace
@@ -185,32 +182,32 @@ void define_trainer(py::module_& m) {
         .def(py::init(&make_trainer), py::arg("config"), py::arg("layers"))
         .def("step", &step)
         .def("step", &next_step)
-        .def("validate", &validate)
+        .def("validate", &loss_of)
         .def("validate",
              [](LockedTrainer& t) {
                  const TrainerCall call(t);
-                 return t.validate();
+                 return validate(t);
              })
-        .def("evaluate", &evaluate)
+        .def("evaluate", &scores_of)
         .def("sample",
              [](LockedTrainer& t, std::vector<int32_t> prompt, int64_t count, double temperature,
                 int64_t top_k) {
                  const TrainerCall call(t);
-                 return t.sample(std::move(prompt), count, temperature, top_k);
+                 return sample(t, std::move(prompt), count, temperature, top_k);
              })
         .def("text_of", [](const LockedTrainer& t,
-                           const std::vector<int32_t>& ids) { return py::bytes(t.text_of(ids)); })
-        .def("first_token", &Trainer::first_token)
+                           const std::vector<int32_t>& ids) { return py::bytes(text_of(t, ids)); })
+        .def("first_token", [](const LockedTrainer& t) { return first_token(t); })
         .def("parameters", &parameters)
-        .def("save", &save)
+        .def("save", &save_as)
         .def("carry", &carry)
         .def_property_readonly("steps_done", [](const LockedTrainer& t) { return t.step; })
         .def_property_readonly("accumulation", [](const LockedTrainer& t) { return t.accumulation; })
         .def_property_readonly("warnings", [](const LockedTrainer& t) { return t.warnings; })
         .def_property_readonly("has_training_data",
-                               [](const LockedTrainer& t) { return t.train.has_value(); })
+                               [](const LockedTrainer& t) { return t.data.train.has_value(); })
         .def_property_readonly("has_validation_data",
-                               [](const LockedTrainer& t) { return t.val.has_value(); })
+                               [](const LockedTrainer& t) { return t.data.val.has_value(); })
         .def_property_readonly("options", [](const LockedTrainer& t) { return to_json(t.options).dump(); })
         .def_property_readonly("config", [](const LockedTrainer& t) {
             return config_json(t.config, t.model.options.precision.weights);

@@ -297,7 +297,8 @@ std::string expected(const FlagRow& flag) {
 
 bool is_allowed(const FlagRow& flag, const json& value) {
     if (!flag.choices.empty())
-        return value.is_string() && std::count(flag.choices.begin(), flag.choices.end(), value) > 0;
+        return value.is_string() &&
+               std::count(flag.choices.begin(), flag.choices.end(), value.get<std::string>()) > 0;
     if (!value.is_number()) return true;
     const double x = value.get<double>();
     return x >= flag.low && (flag.high_excluded ? x < flag.high : x <= flag.high);

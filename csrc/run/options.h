@@ -99,6 +99,9 @@ struct OptionValues {
 // The same for a file ("": none) and objects, each of which overrides the values before it.
 Options parse_options(const std::string& config, const std::vector<OptionValues>& layers);
 
+// The learning rate's schedule.
+Schedule schedule_of(const Options& options);
+
 // The options of the model of one rank. fp8_weights of auto means recomputed.
 ModelOptions model_options(const Options& options, int64_t rank = 0, int64_t ranks = 1);
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -129,6 +130,11 @@ std::vector<double> Ranks::gather(const char* kind, double number) const {
         std::memcpy(&numbers.emplace_back(), text.data(), sizeof number);
     }
     return numbers;
+}
+
+double Ranks::sum(const char* kind, double number) const {
+    const std::vector<double> numbers = gather(kind, number);
+    return std::accumulate(numbers.begin(), numbers.end(), 0.0);
 }
 
 void Ranks::barrier() const {

@@ -65,6 +65,8 @@ struct Ranks {
     // which this may be, throws as together() does.
     std::vector<double> gather(const char* kind, double number) const;
     std::vector<std::string> gather(const char* kind, const std::string& text) const;
+    // The sum of the ranks' numbers, in the order of ranks. kind: as in gather().
+    double sum(const char* kind, double number) const;
     void barrier() const;
     // After an error that is not agreed on: nobody can tell what the others wait for. They are told, the device's work with
     // them is ended, and nothing is sent any more.

@@ -52,15 +52,6 @@ std::vector<MemoryRow> memory_rows(const Model& model, bool allocated) {
     return rows;
 }
 
-MemoryRow copy_row(const std::vector<NamedTensor>& tensors) {
-    MemoryRow row{"checkpoint copy (host)", 0, 0, true};
-    for (const NamedTensor& each : tensors) {
-        row.tensors++;
-        row.bytes += each.tensor.bytes();
-    }
-    return row;
-}
-
 Options with_fp8_weights(const Config& config, const Options& options, int64_t ranks) {
     Options chosen = options;
     if (options.matmul_dtype != MatmulDType::fp8 || options.fp8_weights) return chosen;

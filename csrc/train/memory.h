@@ -16,8 +16,6 @@ struct MemoryRow {
 
 // The model's tensors by group; what the runtime and other programs have taken; what the device has in all.
 std::vector<MemoryRow> memory_rows(const Model& model, bool allocated);
-// What a checkpoint that is written while training goes on takes beside it, of the host's memory.
-MemoryRow copy_row(const std::vector<NamedTensor>& tensors);
 
 // Error where the planned model does not fit in what the device has free now: what is needed, what is there, and the
 // least change of the flags that would make it fit (train/memory_advice.h).

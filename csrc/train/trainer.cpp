@@ -14,6 +14,7 @@
 #include "core/library_gemm.h"
 #include "ops/adamw.h"
 #include "platform/ranges.h"
+#include "train/evaluate.h"
 #include "train/memory.h"
 #include "train/warnings.h"
 
@@ -27,61 +28,6 @@ Config model_config(const Options& o, std::string& warning) {
         fail("--seq-len ", o.seq_len, ": the model's longest sequence (max_position_embeddings) is ",
              config.max_context);
     return config;
-}
-
-Loader load_data(const std::string& pattern, const Options& o, const Config& config, int64_t accumulation) {
-    return Loader(pattern, o.seq_len, config.V, o.batch_size, accumulation, static_cast<uint64_t>(o.seed));
-}
-
-std::optional<Loader> load_training_data(const Options& o, const Config& config, int64_t accumulation) {
-    if (o.train_data.empty()) return std::nullopt;
-    return load_data(o.train_data, o, config, accumulation);
-}
-
-std::optional<Tokenizer> load_tokenizer(const Options& o, const std::optional<Loader>& train) {
-    std::optional<Tokenizer> found;
-    if (train)
-        found = find_tokenizer(o.tokenizer, *train);
-    else if (o.tokenizer && !o.tokenizer->empty())
-        found.emplace(*o.tokenizer);
-    if (found) check_tokenizer_of_model(o.model, *found);
-    return found;
-}
-
-// What says whose ids the run is of; 0: nothing does.
-uint64_t hash_of_ids(const std::optional<Loader>& train, const std::optional<Tokenizer>& tokenizer) {
-    return tokenizer ? tokenizer->hash : train ? train->shards[0].tokenizer_hash : 0;
-}
-
-// Where documents begin is what the tokenizer has marked in the shards, but for packed ones.
-void check_documents(const Options& o, const Config& config, const std::optional<Loader>& train,
-                     const std::optional<Loader>& val, const std::optional<Tokenizer>& tokenizer) {
-    const bool is_packed = train && train->is_packed && (!val || val->is_packed);
-    if (!o.document_mask || is_packed) return;
-    if (!tokenizer)
-        fail(
-            "--document-mask on: expected the tokenizer of the data, whose tokens tell documents apart, "
-            "found "
-            "none; --tokenizer FILE names it");
-    const auto [begin, end] = tokenizer->marks;
-    if (begin < 0 && end < 0)
-        fail(tokenizer->path,
-             ": --document-mask on: expected a token that begins or ends a text (bos, eos), "
-             "found neither");
-    if (const int32_t last = std::max(begin, end); last >= config.V)
-        fail(tokenizer->path,
-             ": --document-mask on: expected tokens that begin and end a text below the "
-             "model's vocabulary of ",
-             config.V, ", found ", last);
-}
-
-// A model that validates on other ids than it trains on would only look bad: refuse it.
-void check_same_tokenizer(const Loader& train, const Loader& val) {
-    const TokenShard& a = train.shards[0];
-    for (const TokenShard& b : val.shards)
-        if (a.tokenizer_hash && b.tokenizer_hash && a.tokenizer_hash != b.tokenizer_hash)
-            fail(b.file.path, ": expected tokens of the tokenizer that made ", a.file.path,
-                 ", found another's");
 }
 
 // The file that keeps the timing of matrix products; "": none does.
@@ -186,7 +132,8 @@ void resume(Trainer& t, const Manifest& manifest) {
         fail(t.resumed_from, "/config.json: is not the model that --model ", t.options.model, " means");
     if (const std::string not_taken = t.model.gemms.use(manifest.gemms); !not_taken.empty())
         t.warn(t.resumed_from + ": the matrix products' choices are " + not_taken + ": other bits");
-    if (const std::string changed = changed_flags(manifest, t.options, t.train ? t.train->sequences : 0);
+    if (const std::string changed =
+            changed_flags(manifest, t.options, t.data.train ? t.data.train->sequences : 0);
         !changed.empty())
         t.warn(t.resumed_from + ": continues with other settings: " + changed);
     resume_data(t, manifest);
@@ -199,17 +146,8 @@ void resume(Trainer& t, const Manifest& manifest) {
 
 }  // namespace
 
-Trainer::StagingBuffers::StagingBuffers(int64_t count, bool document_mask, int64_t hash_count, int64_t slots)
-    : tokens(count),
-      targets(count),
-      first(document_mask ? count : 0),
-      losses(count),
-      squares(2),
-      dloss(1),
-      lr(1),
-      step(1),
-      hashes(hash_count),
-      saturated(slots) {}
+Trainer::StepBuffers::StepBuffers(int64_t tokens, int64_t hash_count, int64_t slots)
+    : losses(tokens), squares(2), dloss(1), lr(1), step(1), hashes(hash_count), saturated(slots) {}
 
 Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& among)
     : options(o),
@@ -217,28 +155,16 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
       ranks(among),
       accumulation(micro_batches(o, ranks.count)),
       data_skip(o.data_skip),
-      train(load_training_data(o, config, accumulation)),
-      tokenizer(load_tokenizer(o, train)),
-      questions(load_questions(o.eval_tasks, config.V, hash_of_ids(train, tokenizer))),
-      schedule{o.schedule, o.lr, o.min_lr_frac, o.warmup_steps, o.steps},
+      data(o, config, accumulation),
       model(config, verifiable_model_options(config, o, ranks), ranks.communicator.get()),
-      replays(model.options.graphs),
-      most_in_flight(ahead.value_or(model.context.backend == Backend::device ? 1 : 0)) {
-    if (!o.val_data.empty()) {
-        val.emplace(load_data(o.val_data, o, config, 1));
-        if (train) check_same_tokenizer(*train, *val);
-        val->validation_batches(o.val_steps);  // refuses too little data now, not after the first hour
-    }
-    check_documents(o, config, train, val, tokenizer);
-    if (o.sample_every > 0) sample_prompt();  // likewise, where the model has no such token
-    token_slots.resize(static_cast<size_t>(most_in_flight) + 1);
-    for (TokenSlot& f : token_slots) {
-        std::vector<Tensor*> all = {&f.tokens, &f.targets};
-        if (model.options.document_mask) all.push_back(&f.first);
-        for (Tensor* t : all) model.arena.plan("tokens", t, shaped(DType::i32, {tokens_per_rank()}));
-    }
-    if (train)
-        for (const std::string& line : run_warnings(o, config, *train, tokens_per_step() / o.seq_len))
+      max_in_flight(ahead.value_or(model.context.backend == Backend::device ? 1 : 0)),
+      batches(model, max_in_flight + 1, accumulation,
+              data.tokenizer ? data.tokenizer->marks : DocumentMarks{}),
+      replays(model.options.graphs) {
+    if (o.sample_every > 0)
+        sample_prompt(*this);  // refuses a token that the model lacks before the first step
+    if (data.train)
+        for (const std::string& line : run_warnings(o, config, *data.train, tokens_per_step() / o.seq_len))
             warn(line);
     warn(without_gemm_library());
     if (!o.graphs && !replays)
@@ -248,12 +174,13 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
             "--graphs on replays them (docs/rocm.md lists the known problems)");
     if (o.verify_every > 0) verifier.emplace(model, accumulation, adamw(), static_cast<uint64_t>(o.seed));
     if (o.dry_run) return;
-    check_memory(model, o);  // before the host's is taken, too
+    check_memory(model, o);  // before the host's memory is taken, too
     model.allocate();
-    while (staging.size() < token_slots.size())
-        staging.emplace_back(tokens_per_rank(), model.options.document_mask,
-                             verifier ? verifier->hash_count() : 0, model.fp8 ? model.fp8->slots : 0);
-    while (ends.size() <= staging.size()) ends.emplace_back();
+    batches.allocate();
+    for (int64_t i = 0; i <= max_in_flight; i++)
+        buffers.emplace_back(tokens_per_rank(), verifier ? verifier->hash_count() : 0,
+                             model.fp8 ? model.fp8->slots : 0);
+    while (ends.size() <= buffers.size()) ends.emplace_back();
     warn(take_gemm_choices(model.gemms, o));
     const ResumePoint point = find_checkpoint(o.out, o.resume, ranks);
     resumed_from = point.directory;
@@ -266,7 +193,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     else
         set_initial_weights(*this);
     finished = step;
-    carried = read_carried_files(o.model, tokenizer ? tokenizer->path : "");
+    tokenizer_files = read_tokenizer_files(o.model, data.tokenizer ? data.tokenizer->path : "");
 
     for (const bool last : {false, true})
         for (const bool first : {false, true})
@@ -281,14 +208,15 @@ void Trainer::warn(const std::string& line) {
 }
 
 std::vector<std::pair<std::string, std::string>> Trainer::facts() const {
-    const auto describe = [](const std::optional<Loader>& data) {
-        if (!data) return std::string("none");
-        return std::to_string(data->tokens) + " tokens in " + std::to_string(data->shards.size()) + " files";
+    const auto describe = [](const std::optional<Loader>& loader) {
+        if (!loader) return std::string("none");
+        return std::to_string(loader->tokens) + " tokens in " + std::to_string(loader->shards.size()) +
+               " files";
     };
     return {{"--model", config_json(config, model.options.precision.weights)},
-            {"--train-data", describe(train)},
-            {"--val-data", describe(val)},
-            {"--eval-tasks", checksums(questions)},
+            {"--train-data", describe(data.train)},
+            {"--val-data", describe(data.val)},
+            {"--eval-tasks", checksums(data.questions)},
             {"--resume", resumed_from.empty() ? "no checkpoint" : resumed_from}};
 }
 
@@ -322,26 +250,19 @@ void Trainer::agree_with_ranks() {
     warn(take_first_ranks_choices(model.gemms));
 }
 
-int64_t Trainer::counted_targets(const StagingBuffers& f) const {
-    const int64_t rows = tokens_per_rank();
-    const int64_t own = rows - std::count(f.targets.data, f.targets.data + rows, ignore_index);
-    double all = 0;
-    for (const double each : ranks.gather("targets", static_cast<double>(own))) all += each;
-    return static_cast<int64_t>(all);
-}
-
-void Trainer::start_step() {
-    const int64_t rows = options.batch_size * options.seq_len;
-    const Fill fill = [this, rows](int64_t micro, StagingBuffers& f) {
-        int32_t* first = model.options.document_mask ? f.first.data + micro * rows : nullptr;
-        train->micro_batch(step, micro, ranks.own, ranks.count, f.tokens.data + micro * rows,
-                           f.targets.data + micro * rows, data_skip, first);
-        if (!train->is_packed)
-            find_documents(f, micro * options.batch_size, options.batch_size, options.seq_len);
-    };
-    StagingBuffers& f = fill_buffers(fill);
-    // Where no target of the step counts, its loss and gradients are 0 whatever the scale.
-    run_step(f, train->is_packed ? scale_of(std::max<int64_t>(counted_targets(f), 1)) : 1);
+void Trainer::fill_batches(const Fill& fill) {
+    ranks.together("training data", [&] {
+        for (int64_t micro = 0; micro < accumulation; micro++) {
+            const HostBatch batch = batches.host(step, micro);
+            if (fill)
+                fill(micro, batch.tokens, batch.targets);
+            else
+                data.train->micro_batch(step, micro, ranks.own, ranks.count, batch.tokens, batch.targets,
+                                        data_skip, batch.first);
+            if (fill || !data.train->is_packed)
+                batches.find_documents(batch, options.batch_size, options.seq_len);
+        }
+    });
 }
 
 void Trainer::wait_for_device() {
@@ -349,100 +270,32 @@ void Trainer::wait_for_device() {
     if (between) between();
 }
 
-void Trainer::find_documents(StagingBuffers& f, int64_t first_row, int64_t rows, int64_t T) const {
-    if (!model.options.document_mask) return;
-    const int64_t first_id = first_row * T;
-    llamac::find_documents(f.tokens.data + first_id, rows, T, tokenizer->marks, f.first.data + first_id);
-}
-
-void Trainer::copy_tokens(int64_t micro, StagingBuffers& f, const TokenSlot& slot) {
-    const int64_t rows = options.batch_size * options.seq_len, first_id = micro * rows;
-    Context copying = model.context;
-    copying.stream = copies.handle;
-    const auto copy_ahead = [&](const PinnedMemory<int32_t>& from, const Tensor& to) {
-        copy_bytes_async(copying, static_cast<int32_t*>(to.data) + first_id, from.data + first_id,
-                         rows * size_of(to.dtype));
-    };
-    copy_ahead(f.tokens, slot.tokens);
-    copy_ahead(f.targets, slot.targets);
-    if (slot.first.data) copy_ahead(f.first, slot.first);
-    f.copied.record(copies.handle);
-    f.copied.wait_event(model.stream.handle);
-}
-
-void Trainer::queue_micro_batch(int64_t micro, StagingBuffers& f, const TokenSlot& slot) {
-    const int64_t first_id = micro * options.batch_size * options.seq_len;
-    const auto ids = [&](const Tensor& all) { return static_cast<const int32_t*>(all.data) + first_id; };
-    set_batch(model, ids(slot.tokens), ids(slot.targets), options.batch_size, options.seq_len,
-              slot.first.data ? ids(slot.first) : nullptr);
+void Trainer::queue_micro_batch(int64_t micro, StepBuffers& b) {
+    batches.use(step, micro);
     // What follows the last micro-batch is the same with one rank.
     const bool last = ranks.count == 1 || micro == accumulation - 1;
     launch(micro_batches_by_place[last][micro == 0]);
     const Tensor& losses = model.activations.losses;
-    copy_bytes_async(model.context, f.losses.data + first_id, losses.data, losses.bytes());
+    copy_bytes_async(model.context, b.losses.data + micro * options.batch_size * options.seq_len, losses.data,
+                     losses.bytes());
     micro_ends[micro_batches_queued++ % 2].record(model.stream.handle);
 }
 
-double Trainer::scale_of(int64_t counted) const {
-    CHECK(counted > 0);
-    return static_cast<double>(tokens_per_step()) / static_cast<double>(counted);
-}
-
-Trainer::Fill Trainer::filled_by(const Batch& batch) const {
-    return [this, &batch](int64_t micro, StagingBuffers& f) {
-        const int64_t B = options.batch_size, T = options.seq_len;
-        batch(micro, f.tokens.data + micro * B * T, f.targets.data + micro * B * T);
-        find_documents(f, micro * B, B, T);
-    };
-}
-
-void Trainer::start_step(const Batch& batch) {
-    run_step(fill_buffers(filled_by(batch)), 1);
-}
-
-void Trainer::start_step(const Batch& batch, int64_t counted) {
-    run_step(fill_buffers(filled_by(batch)), scale_of(counted));
-}
-
-Trainer::StagingBuffers& Trainer::fill_buffers(const Fill& fill) {
-    CHECK(in_flight() <= most_in_flight);
-    StagingBuffers& f = staging[static_cast<size_t>(step) % staging.size()];
-    ranks.together("training data", [&] {
-        for (int64_t micro = 0; micro < accumulation; micro++) fill(micro, f);
-    });
-    return f;
-}
-
-void Trainer::run_step(StagingBuffers& f, double loss_scale) {
-    // The first step meets all products that are worth a timing; samples have others at every length.
-    const bool first = !optimizer.launched;
-    const GemmTuning tuning(model.gemms, first && options.tune);
-    const Range step_range("step", step + 1);
-    const TokenSlot& ids = token_slots[static_cast<size_t>(step) % token_slots.size()];
-    if (in_flight() == 0) end_of(step).record(model.stream.handle);
-    const bool verified = is_verified(step + 1);
-    if (verified) verifier->begin();
-    clear_saturated(model);
-    follow_loss_scale(model, loss_scale);
-    f.loss_scale = loss_scale;
-    const double of_mean = 1.0 / static_cast<double>(accumulation * ranks.count) * loss_scale;
-    f.dloss.data[0] = static_cast<float>(of_mean / static_cast<double>(options.batch_size * options.seq_len));
-    set_dloss(model, f.dloss.data);
+void Trainer::queue_micro_batches(StepBuffers& b, bool verified) {
     try {
         for (int64_t micro = 0; micro < accumulation; micro++) {
             const Range range("micro-batch", micro);
             wait_for_device();
-            copy_tokens(micro, f, ids);
-            queue_micro_batch(micro, f, ids);
+            batches.copy(step, micro);
+            queue_micro_batch(micro, b);
             if (verified) verifier->end_micro_batch(0, micro);
         }
-        if (verified) {
-            verifier->end_first_pass();
-            clear_saturated(model);
-        }
-        for (int64_t micro = 0; verified && micro < accumulation; micro++) {
+        if (!verified) return;
+        verifier->end_first_pass();
+        clear_saturated(model);
+        for (int64_t micro = 0; micro < accumulation; micro++) {
             wait_for_device();
-            queue_micro_batch(micro, f, ids);
+            queue_micro_batch(micro, b);
             verifier->end_micro_batch(1, micro);
         }
     } catch (...) {
@@ -450,17 +303,41 @@ void Trainer::run_step(StagingBuffers& f, double loss_scale) {
         if (micro_batches_queued > 0) micro_ends[(micro_batches_queued - 1) % 2].wait();
         throw;
     }
+}
+
+void Trainer::start_step(const Fill& fill, std::optional<int64_t> counted) {
+    CHECK(in_flight() <= max_in_flight);
+    fill_batches(fill);
+    // If no target of the step counts, its loss and gradients are 0 for any scale.
+    if (!fill && data.train->is_packed)
+        counted = std::max<int64_t>(ranks.sum("targets", batches.counted_targets(step)), 1);
+    StepBuffers& b = buffers_of(step);
+    // The first step has all products that are worth a timing; samples have others at every length.
+    const bool first = !optimizer.launched;
+    const GemmTuning tuning(model.gemms, first && options.tune);
+    const Range step_range("step", step + 1);
+    if (in_flight() == 0) end_of(step).record(model.stream.handle);
+    const bool verified = is_verified(step + 1);
+    if (verified) verifier->begin();
+    clear_saturated(model);
+    CHECK(!counted || *counted > 0);
+    b.loss_scale = counted ? static_cast<double>(tokens_per_step()) / static_cast<double>(*counted) : 1;
+    follow_loss_scale(model, b.loss_scale);
+    const double of_mean = 1.0 / static_cast<double>(accumulation * ranks.count) * b.loss_scale;
+    b.dloss.data[0] = static_cast<float>(of_mean / static_cast<double>(options.batch_size * options.seq_len));
+    set_dloss(model, b.dloss.data);
+    queue_micro_batches(b, verified);
     const Range range("optimizer");
-    f.lr.data[0] = static_cast<float>(learning_rate(schedule, step + 1));
-    f.step.data[0] = static_cast<int32_t>(step + 1);
-    set_step(model, f.lr.data, f.step.data);
+    b.lr.data[0] = static_cast<float>(learning_rate(schedule_of(options), step + 1));
+    b.step.data[0] = static_cast<int32_t>(step + 1);
+    set_step(model, b.lr.data, b.step.data);
     if (verified) verifier->repeat_optimizer_step();
     launch(optimizer);
-    copy_bytes_async(model.context, f.squares.data, model.squares.data, sizeof(double));
+    copy_bytes_async(model.context, b.squares.data, model.squares.data, sizeof(double));
     if (model.loss_squares.data)
-        copy_bytes_async(model.context, f.squares.data + 1, model.loss_squares.data, sizeof(double));
-    copy_saturated(model, f.saturated.data);
-    if (verified) verifier->end(f.hashes.data);
+        copy_bytes_async(model.context, b.squares.data + 1, model.loss_squares.data, sizeof(double));
+    copy_saturated(model, b.saturated.data);
+    if (verified) verifier->end(b.hashes.data);
     end_of(step + 1).record(model.stream.handle);
     step++;
     if (first && ranks.is_first()) keep_gemm_choices(model.gemms, options);
@@ -468,26 +345,28 @@ void Trainer::run_step(StagingBuffers& f, double loss_scale) {
 
 StepResult Trainer::finish_step() {
     CHECK(in_flight() > 0);
-    const StagingBuffers& f = staging[static_cast<size_t>(finished) % staging.size()];
+    const StepBuffers& b = buffers_of(finished);
     const Event &begin = end_of(finished), &end = end_of(finished + 1);
     end.wait();
     const double ms = end.ms_since(begin);
     finished++;
     if (is_verified(finished))
         ranks.together("verification", [&] {
-            const std::string wrong = verifier->difference(f.hashes.data);
+            const std::string wrong = verifier->difference(b.hashes.data);
             if (wrong.empty()) return;
             CHECK(hipDeviceSynchronize());  // the memory of later steps goes with the trainer
             fail("step ", finished, ": ", wrong);
         });
-    const bool skipped = model.loss_squares.data && is_skipped(f.squares.data[0], f.squares.data + 1);
+    const bool skipped = model.loss_squares.data && is_skipped(b.squares.data[0], b.squares.data + 1);
+    const double loss =
+        ranks.sum("loss", mean(b.losses.data, tokens_per_rank())) / static_cast<double>(ranks.count);
     return {finished,
-            mean_over_ranks(mean(f.losses.data, tokens_per_rank())) * f.loss_scale,
-            grad_norm(f.squares.data[0]),
-            learning_rate(schedule, finished),
+            loss * b.loss_scale,
+            grad_norm(b.squares.data[0]),
+            learning_rate(schedule_of(options), finished),
             ms,
             skipped,
-            saturated_tensors(f.saturated.data)};
+            saturated_tensors(b.saturated.data)};
 }
 
 std::vector<Saturated> Trainer::saturated_tensors(const int32_t* counts) const {
@@ -496,22 +375,17 @@ std::vector<Saturated> Trainer::saturated_tensors(const int32_t* counts) const {
     for (int64_t slot = 0; slot < model.fp8->slots; slot++)
         if (counts[slot] != 0)
             own += std::to_string(slot) + " " + std::to_string(static_cast<uint32_t>(counts[slot])) + " ";
-    std::map<int64_t, int64_t> everybodys;
+    std::map<int64_t, int64_t> all_ranks;
     for (const std::string& text : ranks.gather("saturated", own)) {
         std::istringstream numbers(text);
-        for (int64_t slot = 0, count = 0; numbers >> slot >> count;) everybodys[slot] += count;
+        for (int64_t slot = 0, count = 0; numbers >> slot >> count;) all_ranks[slot] += count;
     }
     const int64_t rows = options.batch_size * options.seq_len, passes = accumulation * ranks.count;
     std::vector<Saturated> tensors;
-    for (const auto& [slot, count] : everybodys)
+    for (const auto& [slot, count] : all_ranks)
         tensors.push_back(
             {slot_name(config, slot), count, passes * slot_elements(model.parameters, slot, rows)});
     return tensors;
-}
-
-double Trainer::mean_over_ranks(double number) const {
-    const std::vector<double> numbers = ranks.gather("loss", number);
-    return std::accumulate(numbers.begin(), numbers.end(), 0.0) / static_cast<double>(ranks.count);
 }
 
 }  // namespace llamac

@@ -1,4 +1,4 @@
-#include "train/evaluation.h"
+#include "train/score.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "checkpoint/carried_files.h"
+#include "checkpoint/tokenizer_files.h"
 
 #include <unistd.h>
 
@@ -17,14 +17,14 @@ constexpr const char* tokenizer_files[] = {"tokenizer.json",    "tokenizer_confi
                                            "merges.txt",        "chat_template.jinja",
                                            "chat_template.json"};
 
-void add_file(std::vector<CarriedFile>& files, const std::string& directory, const char* name,
+void add_file(std::vector<TokenizerFile>& files, const std::string& directory, const char* name,
               const char* role) {
     const std::string path = directory + "/" + name;
     if (access(path.c_str(), F_OK) == 0) files.push_back({name, role, read_file(path)});
 }
 
-std::vector<CarriedFile> tokenizer_files_in(const std::string& directory) {
-    std::vector<CarriedFile> files;
+std::vector<TokenizerFile> tokenizer_files_in(const std::string& directory) {
+    std::vector<TokenizerFile> files;
     for (const char* name : tokenizer_files) add_file(files, directory, name, "tokenizer");
     return files;
 }
@@ -33,8 +33,8 @@ constexpr const char* generation_file = "generation_config.json";
 
 }  // namespace
 
-std::vector<CarriedFile> read_carried_files(const std::string& model, const std::string& rank_file) {
-    std::vector<CarriedFile> files = tokenizer_files_in(model);
+std::vector<TokenizerFile> read_tokenizer_files(const std::string& model, const std::string& rank_file) {
+    std::vector<TokenizerFile> files = tokenizer_files_in(model);
     const size_t slash = rank_file.find_last_of('/');
     const std::string beside = slash == rank_file.npos ? "." : rank_file.substr(0, slash);
     if (files.empty() && !rank_file.empty()) files = tokenizer_files_in(beside);
@@ -44,12 +44,12 @@ std::vector<CarriedFile> read_carried_files(const std::string& model, const std:
     return files;
 }
 
-void replace_carried_file(std::vector<CarriedFile>& files, const std::string& name, const std::string& text) {
+void replace_tokenizer_file(std::vector<TokenizerFile>& files, const std::string& name, const std::string& text) {
     const bool is_generation = name == generation_file;
     if (!is_generation &&
         std::find(std::begin(tokenizer_files), std::end(tokenizer_files), name) == std::end(tokenizer_files))
         fail("carry: expected ", generation_file, " or a file of the tokenizer, found ", quote(name));
-    std::erase_if(files, [&](const CarriedFile& file) { return file.name == name; });
+    std::erase_if(files, [&](const TokenizerFile& file) { return file.name == name; });
     files.push_back({name, is_generation ? "generation" : "tokenizer", text});
 }
 

@@ -1,0 +1,66 @@
+#include "train/batch_queue.h"
+
+#include <algorithm>
+
+#include "core/device_memory.h"
+
+namespace llamac {
+
+BatchQueue::BatchQueue(Model& of, int64_t steps, int64_t micro_batches, const DocumentMarks& tokenizer_marks)
+    : model(of),
+      micro_ids(of.options.batch_size * of.options.seq_len),
+      step_ids(micro_ids * micro_batches),
+      marks(tokenizer_marks) {
+    for (int64_t step = 0; step < steps; step++) {
+        Slot& s = slots.emplace_back();
+        std::vector<Tensor*> all = {&s.tokens, &s.targets};
+        if (model.options.document_mask) all.push_back(&s.first);
+        for (Tensor* t : all) model.arena.plan("tokens", t, shaped(DType::i32, {step_ids}));
+    }
+}
+
+void BatchQueue::allocate() {
+    for (Slot& s : slots) s.host.emplace((model.options.document_mask ? 3 : 2) * step_ids);
+}
+
+HostBatch BatchQueue::host(int64_t step, int64_t micro) const {
+    int32_t* const tokens = slots[static_cast<size_t>(step) % slots.size()].host->data + micro * micro_ids;
+    return {tokens, tokens + step_ids, model.options.document_mask ? tokens + 2 * step_ids : nullptr};
+}
+
+void BatchQueue::find_documents(const HostBatch& batch, int64_t rows, int64_t T) const {
+    if (batch.first) llamac::find_documents(batch.tokens, rows, T, marks, batch.first);
+}
+
+int64_t BatchQueue::counted_targets(int64_t step) const {
+    const int32_t* const targets = host(step).targets;
+    return step_ids - std::count(targets, targets + step_ids, ignore_index);
+}
+
+void BatchQueue::copy(int64_t step, int64_t micro) {
+    Slot& s = slot(step);
+    const HostBatch from = host(step, micro);
+    Context copying = model.context;
+    copying.stream = copies.handle;
+    const auto copy_ahead = [&](const int32_t* ids, const Tensor& to) {
+        if (ids)
+            copy_bytes_async(copying, static_cast<int32_t*>(to.data) + micro * micro_ids, ids,
+                             micro_ids * size_of(to.dtype));
+    };
+    copy_ahead(from.tokens, s.tokens);
+    copy_ahead(from.targets, s.targets);
+    copy_ahead(from.first, s.first);
+    s.copied.record(copies.handle);
+    s.copied.wait_event(model.stream.handle);
+}
+
+void BatchQueue::use(int64_t step, int64_t micro) {
+    const Slot& s = slot(step);
+    const auto ids = [&](const Tensor& all) {
+        return all.data ? static_cast<const int32_t*>(all.data) + micro * micro_ids : nullptr;
+    };
+    set_batch(model, ids(s.tokens), ids(s.targets), model.options.batch_size, model.options.seq_len,
+              ids(s.first));
+}
+
+}  // namespace llamac

@@ -1,0 +1,48 @@
+// The token ids of the steps in flight: pinned host memory, device memory, and the copies between them.
+#pragma once
+#include <deque>
+#include <optional>
+
+#include "data/tokens.h"
+#include "model/model.h"
+#include "platform/stream.h"
+
+namespace llamac {
+
+// A micro-batch in host memory: tokens, targets [B,T]; with --document-mask first [B,T], else null (find_documents).
+struct HostBatch {
+    int32_t *tokens, *targets, *first;
+};
+
+class BatchQueue {
+  public:
+    // Plans device memory for `steps` steps of `micro_batches` micro-batches in the model's arena. marks: of the tokenizer.
+    BatchQueue(Model& model, int64_t steps, int64_t micro_batches, const DocumentMarks& marks);
+    void allocate();  // the host memory
+
+    HostBatch host(int64_t step, int64_t micro = 0) const;
+    // With --document-mask, fills `first` of rows of T tokens.
+    void find_documents(const HostBatch& batch, int64_t rows, int64_t T) const;
+    // Targets of the step that are not ignore_index.
+    int64_t counted_targets(int64_t step) const;
+    // Enqueues the copy to the device on a stream of its own; the model's stream waits for it.
+    void copy(int64_t step, int64_t micro);
+    // Sets the model's batch to a micro-batch that copy() has put on the device.
+    void use(int64_t step, int64_t micro);
+
+  private:
+    struct Slot {
+        Tensor tokens, targets, first;              // on the device, of all micro-batches
+        std::optional<PinnedMemory<int32_t>> host;  // tokens, targets and first, one after another
+        Event copied;
+    };
+    Slot& slot(int64_t step) { return slots[static_cast<size_t>(step) % slots.size()]; }
+
+    Model& model;
+    const int64_t micro_ids, step_ids;  // per micro-batch, per step
+    const DocumentMarks marks;
+    const Stream copies;
+    std::deque<Slot> slots;
+};
+
+}  // namespace llamac

@@ -1,0 +1,74 @@
+#include "train/run_data.h"
+
+#include <algorithm>
+
+#include "train/score.h"
+
+namespace llamac {
+namespace {
+
+std::optional<Loader> load_data(const std::string& pattern, const Options& o, const Config& config,
+                                int64_t accumulation) {
+    if (pattern.empty()) return std::nullopt;
+    return Loader(pattern, o.seq_len, config.V, o.batch_size, accumulation, static_cast<uint64_t>(o.seed));
+}
+
+std::optional<Tokenizer> load_tokenizer(const Options& o, const std::optional<Loader>& train) {
+    std::optional<Tokenizer> found;
+    if (train)
+        found = find_tokenizer(o.tokenizer, *train);
+    else if (o.tokenizer && !o.tokenizer->empty())
+        found.emplace(*o.tokenizer);
+    if (found) check_tokenizer_of_model(o.model, *found);
+    return found;
+}
+
+// The hash of the tokenizer that made the ids; 0: not known.
+uint64_t hash_of_ids(const std::optional<Loader>& train, const std::optional<Tokenizer>& tokenizer) {
+    return tokenizer ? tokenizer->hash : train ? train->shards[0].tokenizer_hash : 0;
+}
+
+// Packed shards mark the beginnings of documents; in others the tokenizer's tokens do.
+void check_documents(const Options& o, const Config& config, const RunData& data) {
+    const auto& [train, val, tokenizer, questions] = data;
+    const bool is_packed = train && train->is_packed && (!val || val->is_packed);
+    if (!o.document_mask || is_packed) return;
+    if (!tokenizer)
+        fail(
+            "--document-mask on: expected the tokenizer of the data, whose tokens tell documents apart, "
+            "found "
+            "none; --tokenizer FILE names it");
+    const auto [begin, end] = tokenizer->marks;
+    if (begin < 0 && end < 0)
+        fail(tokenizer->path,
+             ": --document-mask on: expected a token that begins or ends a text (bos, eos), "
+             "found neither");
+    if (const int32_t last = std::max(begin, end); last >= config.V)
+        fail(tokenizer->path,
+             ": --document-mask on: expected tokens that begin and end a text below the "
+             "model's vocabulary of ",
+             config.V, ", found ", last);
+}
+
+// Validation on the ids of another tokenizer would have a meaningless loss.
+void check_same_tokenizer(const Loader& train, const Loader& val) {
+    const TokenShard& a = train.shards[0];
+    for (const TokenShard& b : val.shards)
+        if (a.tokenizer_hash && b.tokenizer_hash && a.tokenizer_hash != b.tokenizer_hash)
+            fail(b.file.path, ": expected tokens of the tokenizer that made ", a.file.path,
+                 ", found another's");
+}
+
+}  // namespace
+
+RunData::RunData(const Options& o, const Config& config, int64_t accumulation)
+    : train(load_data(o.train_data, o, config, accumulation)),
+      val(load_data(o.val_data, o, config, 1)),
+      tokenizer(load_tokenizer(o, train)),
+      questions(load_questions(o.eval_tasks, config.V, hash_of_ids(train, tokenizer))) {
+    if (train && val) check_same_tokenizer(*train, *val);
+    if (val) val->validation_batches(o.val_steps);  // refuses too little data before the first step
+    check_documents(o, config, *this);
+}
+
+}  // namespace llamac
