@@ -33,20 +33,11 @@ def outputs(processes: list[subprocess.Popen]) -> list[str]:
             process.kill()
 
 
-@pytest.mark.parametrize(
-    "ranks,by_tcp",
-    [(2, []), (3, []), (4, []), (3, [0, 1, 2]), (3, [1])],
-    ids=["2", "3", "4", "by TCP", "one of them by TCP"],
-)
-def test_gloo(build, ranks, by_tcp):
-    """Ranks of one host share memory, unless one of the two does without."""
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_gloo(build, ranks):
     needs(build, "GLOO")
     port = free_port()
-    environments = [
-        torchrun_environment(rank, ranks, port) | ({"LLAMAC_SHARED_MEMORY": "off"} if rank in by_tcp else {})
-        for rank in range(ranks)
-    ]
-    processes = start(build, environments)
+    processes = start(build, [torchrun_environment(rank, ranks, port) for rank in range(ranks)])
     for process, text in zip(processes, outputs(processes)):
         assert process.returncode == 0 and " 0 failed" in text, text
         assert int(text.split()[-4]) > 80

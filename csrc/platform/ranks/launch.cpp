@@ -31,7 +31,7 @@ int64_t required(const char* launcher, const char* name, int64_t low, int64_t hi
     return integer(name, *text, low, high);
 }
 
-constexpr int64_t most_ranks = 1 << 20, most_ports = 65535;
+constexpr int64_t max_ranks = 1 << 20, max_ports = 65535;
 
 // The names of one launcher's variables.
 struct Names {
@@ -59,7 +59,7 @@ int64_t slurm_local_size(const char* name, int64_t size) {
     const auto list = variable(name);
     if (!list) fail("environment: ", name, ": expected it from srun, found none");
     const bool many = list->find(',') != list->npos;
-    const int64_t node = many ? required("srun", "SLURM_NODEID", 0, most_ranks) : 0,
+    const int64_t node = many ? required("srun", "SLURM_NODEID", 0, max_ranks) : 0,
                   tasks = tasks_of_node(*list, node);
     if (tasks < 1 || tasks > size)
         fail("environment: ", name, ": expected the tasks of each node, as in 4,8(x2), up to ", size,
@@ -68,7 +68,7 @@ int64_t slurm_local_size(const char* name, int64_t size) {
 }
 
 void read(const Names& names, Launch& launch) {
-    launch.size = required(names.launcher, names.size, 1, most_ranks);
+    launch.size = required(names.launcher, names.size, 1, max_ranks);
     launch.rank = required(names.launcher, names.rank, 0, launch.size - 1);
     launch.local_size = launch.launcher == Launcher::slurm
                             ? slurm_local_size(names.local_size, launch.size)
@@ -107,7 +107,7 @@ Launch find_launch() {
         const auto address = variable("MASTER_ADDR");
         if (!address) fail("environment: MASTER_ADDR: expected it from torchrun, found none");
         launch.address = *address;
-        launch.port = rendezvous_port(static_cast<int>(required("torchrun", "MASTER_PORT", 1, most_ports)));
+        launch.port = rendezvous_port(static_cast<int>(required("torchrun", "MASTER_PORT", 1, max_ports)));
         return launch;
     }
     for (const Names& names : mpi) {
@@ -128,7 +128,7 @@ Launch find_launch() {
         launch.address = address ? *address : first_host(*nodes);
         const auto port = variable("MASTER_PORT");
         launch.port =
-            port ? rendezvous_port(static_cast<int>(integer("MASTER_PORT", *port, 1, most_ports)))
+            port ? rendezvous_port(static_cast<int>(integer("MASTER_PORT", *port, 1, max_ports)))
                  : slurm_port(required("srun", "SLURM_JOB_ID", 0, std::numeric_limits<int64_t>::max()));
         return launch;
     }

@@ -25,7 +25,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // A message is its length in 4 bytes, most significant first, and so many bytes.
-constexpr size_t most_bytes = size_t{1} << 24;
+constexpr size_t max_bytes = size_t{1} << 24;
 constexpr int patience_ms = 5000;  // with a peer that has connected, or with what has and is none
 
 struct Socket {
@@ -75,7 +75,7 @@ struct Socket {
         uint32_t length = 0;
         if (!receive_all(reinterpret_cast<char*>(&length), sizeof length, ms)) return {};
         length = ntohl(length);
-        if (length > most_bytes) return {};
+        if (length > max_bytes) return {};
         std::string text(length, '\0');
         if (!receive_all(text.data(), text.size(), patience_ms)) return {};
         return text;

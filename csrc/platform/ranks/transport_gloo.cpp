@@ -1,8 +1,6 @@
-// Gloo: TCP between any processes, by nothing but Debian's libgloo-dev or another build of it; shared memory between those
-// of one host.
+// Gloo: TCP between any processes.
 #include "platform/error.h"
 #include "platform/ranks/rendezvous.h"
-#include "platform/ranks/shared_memory.h"
 #include "platform/ranks/transport.h"
 #include "platform/threads.h"
 
@@ -23,7 +21,7 @@
 namespace llamac {
 namespace {
 
-// What Gloo looks others' addresses up in: as ranks tell their own, they get all of them.
+// The addresses of all ranks, which Gloo looks up. set() exchanges this rank's address for those of all.
 struct Store : gloo::rendezvous::Store {
     const Launch& launch;
     const std::string& purpose;
@@ -49,7 +47,7 @@ struct Store : gloo::rendezvous::Store {
     }
 };
 
-// Gloo since 2025 shares the store, older ones borrow it.
+// Versions of Gloo since 2025 share the store, older ones borrow it.
 template <class Context>
 void connect(Context& context, const std::shared_ptr<Store>& store,
              std::shared_ptr<gloo::transport::Device>& device) {
@@ -58,8 +56,9 @@ void connect(Context& context, const std::shared_ptr<Store>& store,
     else
         context.connectFullMesh(store, device);
 }
-// Gloo cannot tell whether a message has come, and a wait that it ends itself, after a time, breaks the connections. So a
-// thread ends each wait several times per second.
+
+// Ends each wait for a message several times per second, from a thread: Gloo cannot tell whether a message has come, and a
+// timeout of its own breaks the connections.
 struct Turns {
     std::mutex mutex;
     std::condition_variable ended;
@@ -89,7 +88,7 @@ struct Turns {
         const std::lock_guard<std::mutex> lock(mutex);
         awaited = buffer;
     }
-    // Whether the message has come, or was sent, within a turn.
+    // Whether the message was received or sent within a turn.
     bool wait(gloo::transport::UnboundBuffer& buffer, bool incoming) {
         constexpr std::chrono::hours forever{24 * 365};
         const std::unique_ptr<Turns, void (*)(Turns*)> last(this, [](Turns* turns) { turns->set(nullptr); });
@@ -100,10 +99,9 @@ struct Turns {
 
 struct GlooTransport : Transport {
     std::shared_ptr<gloo::rendezvous::Context> context;
-    // Messages so far with each peer: a number of its own for each, the same at both ends.
+    // Messages so far with each peer: their tags, which are the same at both ends.
     std::vector<uint64_t> sent, received;
-    std::unique_ptr<SharedMemory> shared;
-    std::unique_ptr<Turns> turns;  // null until a message by TCP is waited for
+    std::unique_ptr<Turns> turns;  // null until a message is waited for
 
     GlooTransport(const Launch& launch, const std::string& purpose, double limit)
         : Transport(launch.rank, launch.size, limit),
@@ -127,7 +125,6 @@ struct GlooTransport : Transport {
         } catch (const std::system_error& error) {
             fail("rank ", rank, ": Gloo: cannot start a thread: ", error.code().message());
         }
-        shared = std::make_unique<SharedMemory>(*this);
     }
 
     void exchange(std::span<const Message> messages) override {
@@ -140,7 +137,7 @@ struct GlooTransport : Transport {
         const Message* at = nullptr;
         try {
             for (const Message& m : messages) {
-                if (m.bytes == 0 || (shared && shared->reaches(m.peer))) continue;
+                if (m.bytes == 0) continue;
                 at = &m;
                 const size_t peer = static_cast<size_t>(m.peer);
                 pending.push_back({context->createUnboundBuffer(m.data, static_cast<size_t>(m.bytes)), &m});
@@ -149,15 +146,13 @@ struct GlooTransport : Transport {
                 else
                     pending.back().buffer->send(static_cast<int>(m.peer), sent[peer]++);
             }
-            const auto waits = [this](int64_t peer, double waited) { wait_for(peer, waited); };
-            if (shared) shared->exchange(messages, waits);
             const auto begin = std::chrono::steady_clock::now();
             for (const Pending& p : pending) {
                 at = p.message;
                 if (!turns) turns = std::make_unique<Turns>();
                 while (!turns->wait(*p.buffer, at->incoming))
-                    waits(at->peer,
-                          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+                    wait_for(at->peer,
+                             std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
             }
         } catch (const gloo::Exception&) {  // its text begins with a source file of Gloo's
             throw LostRank(at->peer, rank, false);

@@ -15,7 +15,7 @@ namespace llamac {
 namespace {
 
 // Counts are int; whole elements of any type.
-constexpr int64_t most_bytes = int64_t{1} << 30;
+constexpr int64_t max_bytes = int64_t{1} << 30;
 
 void check_mpi(int error, const char* call) {
     if (error == MPI_SUCCESS) return;
@@ -64,8 +64,8 @@ struct MpiTransport : Transport {
         std::vector<MPI_Request> requests;
         std::vector<int64_t> peers;
         for (const Message& m : messages)
-            for (int64_t begin = 0; begin < m.bytes; begin += most_bytes) {
-                const int count = static_cast<int>(std::min(most_bytes, m.bytes - begin)),
+            for (int64_t begin = 0; begin < m.bytes; begin += max_bytes) {
+                const int count = static_cast<int>(std::min(max_bytes, m.bytes - begin)),
                           peer = static_cast<int>(m.peer);
                 char* const data = static_cast<char*>(m.data) + begin;
                 requests.push_back(MPI_REQUEST_NULL);
