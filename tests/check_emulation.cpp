@@ -75,7 +75,7 @@ void shuffles() {
 
 __global__ void reduce_kernel(const float* in, float* out) {
     struct Shared {
-        float sums[most_warps], largest[most_warps];
+        float sums[max_warps], largest[max_warps];
     };
     Shared& s = shared_memory<Shared>();
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -107,8 +107,8 @@ void reductions() {
 // ---- LDS
 
 struct Halves {
-    float first[most_threads];
-    int second[most_threads];
+    float first[max_threads_per_block];
+    int second[max_threads_per_block];
 };
 __global__ void reverse_kernel(const int* in, int* out) {
     Halves& s = shared_memory<Halves>();

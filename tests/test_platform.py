@@ -193,7 +193,7 @@ def test_literal_warp_sizes_are_recognised(line):
         "__syncthreads();",
         "// NVIDIA's CUDA and AMD's ROCm call it so",
         "const int64_t rows = std::max<int64_t>(32, (N + 63) / 64);",
-        "constexpr int most_forward = 32, forward_threads = 1024;",
+        "constexpr int max_forward = 32, forward_threads = 1024;",
         "x = __uint_as_float(word & 0xffff0000u);",
         "x += __shfl_xor(x, warp_size / 2);",
         "for (int distance = warp_size / 2; distance > 0; distance /= 2)",

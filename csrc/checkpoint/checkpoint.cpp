@@ -136,11 +136,11 @@ void write_checkpoint_to(const OpenFolder& parent, const std::string& name, Mani
         }
         if (error) std::rethrow_exception(error);
     });
-    const std::vector<std::string> everybodys = ranks.gather("files", records_text(manifest.files));
+    const std::vector<std::string> all_ranks = ranks.gather("files", records_text(manifest.files));
     ranks.together("checkpoint", [&] {
         if (!made) return;
         for (int64_t rank = 1; rank < ranks.count; rank++)
-            for (const FileRecord& record : parse_records(everybodys[static_cast<size_t>(rank)]))
+            for (const FileRecord& record : parse_records(all_ranks[static_cast<size_t>(rank)]))
                 manifest.files.push_back(record);
         write_file(folder, "manifest.json", manifest_text(manifest));
         made->finish();
@@ -151,7 +151,7 @@ std::string write_checkpoint(const OpenFolder& out, int64_t keep, Manifest manif
                              const std::vector<CheckpointFile>& files, const std::function<void()>& progress,
                              const Ranks& ranks) {
     CHECK(keep >= 1);
-    // Of checkpoints alone: the run's other thread may be writing another file.
+    // Checkpoints only, as the run's other thread may be writing another file.
     ranks.together("checkpoint", [&] {
         if (ranks.is_first()) remove_leftovers(out, {"step_"});
     });
@@ -173,9 +173,9 @@ Manifest read_manifest(const std::string& directory) {
                  exists(directory) ? "something else" : "nothing");
         if (!exists(where))
             fail(directory, ": expected a checkpoint, found a directory without manifest.json");
-        return read_file(where, most_json);
+        return read_file(where, max_json);
     });
-    // What the checksum says is whole, and yet is not read, is of another version.
+    // A manifest with the right checksum that cannot be parsed is of another version.
     const Manifest manifest = is_whole_manifest(text)
                                   ? parse_manifest(text, where)
                                   : finding_damage([&] { return parse_manifest(text, where); });

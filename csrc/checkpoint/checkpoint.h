@@ -2,8 +2,8 @@
 // transformers opens the directory), optimizer.safetensors, and manifest.json, which describes the run and lists the
 // files.
 //
-// A checkpoint is written under a temporary name, synced, and renamed last. To remove it, it is renamed first. So a
-// directory called step_* is always complete, even if the program or the machine stops at any moment.
+// A checkpoint is written under a temporary name, synced, and renamed last; to remove one, it is renamed first. So a
+// directory called step_* is always complete.
 #pragma once
 #include <functional>
 #include <map>
@@ -23,7 +23,7 @@ struct CheckpointFile {
     std::string name, role;
     std::optional<int64_t> rank;
     std::function<void(FileWriter& file)> write;
-    // Where write() is not called because of an error before: takes part in what the other ranks do together for theirs.
+    // Called in place of write() after an error: takes part in the collective work of the other ranks.
     std::function<void()> only_take_part = {};
 };
 CheckpointFile text_file(const std::string& name, const std::string& role, const std::string& text);
@@ -34,10 +34,9 @@ std::string shard_name(const std::string& stem, const Ranks& ranks, int64_t rank
 // The name of a checkpoint's directory: step_000042.
 std::string step_name(int64_t step);
 
-// Writes out/step_000100 (it must not exist), then removes the oldest checkpoints beyond `keep` and what
-// interrupted writes of checkpoints left behind; for the run that owns the folder (checkpoint/output.h). Throws Error, with all earlier
-// checkpoints as they were. progress: FileWriter's. Returns the checkpoint's path. With several ranks, all of them call it,
-// each with its own files, which they write at the same time; the first one writes the manifest and renames the directory.
+// Writes out/step_000100 (it must not exist), then removes the oldest checkpoints beyond `keep` and leftovers; for the owner
+// of the folder (checkpoint/output.h). Throws Error; earlier checkpoints are unchanged. progress: as in FileWriter. Returns
+// the path. All ranks call it, each with its own files; the first one writes the manifest and renames the directory.
 std::string write_checkpoint(const OpenFolder& out, int64_t keep, Manifest manifest,
                              const std::vector<CheckpointFile>& files,
                              const std::function<void()>& progress = {}, const Ranks& ranks = one_rank);
@@ -46,21 +45,20 @@ void write_checkpoint_to(const OpenFolder& parent, const std::string& name, Mani
                          const std::vector<CheckpointFile>& files, const std::function<void()>& progress = {},
                          const Ranks& ranks = one_rank);
 
-// A checkpoint that is not what was written: a file is missing or has other bytes. Where a file cannot be read
-// (SystemError: permissions, a failing disk, too many open files), and where another version wrote it, nothing is said
-// about the checkpoint, and the Error is not this one.
+// A file of a checkpoint is missing or has other bytes. Unreadable files (SystemError) and checkpoints of other versions are
+// another Error.
 struct DamagedCheckpoint : Error {
     using Error::Error;
 };
-// Reads the manifest and checks it and every file it names, bytes and checksum. Throws Error naming the file. Ranks share
-// the files: what one finds, all throw.
+// Checks the manifest and the bytes and checksum of every file. Throws Error naming the file. Ranks share the files, and all
+// throw the same error.
 Manifest open_checkpoint(const std::string& directory, const Ranks& ranks = one_rank);
 
 // The step of a directory called step_000100; nothing for other names.
 std::optional<int64_t> step_of(const std::string& name);
 // step -> name, oldest first. The name alone decides: a link to a folder elsewhere is a checkpoint, too.
 std::map<int64_t, std::string> checkpoints_in(const std::string& out);
-// Removes what interrupted writes and removals left in `out` of names that begin so; for the run that owns it.
+// Removes leftovers of interrupted writes whose names begin so; for the owner of the folder.
 void remove_leftovers(const OpenFolder& out, const std::vector<std::string>& of = {
                                                  "step_", "log.jsonl.", "profile.json.", "trace.json."});
 

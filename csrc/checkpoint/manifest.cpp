@@ -108,7 +108,7 @@ void check_name(const std::string& name, const std::vector<FileRecord>& before, 
         fail(where, ": name: found ", quote(name), " twice");
 }
 
-// Of format 2: {"name": "config.json", "bytes": 1, "xxh3": "...", "role": "config", "rank": null}.
+// Format 2: {"name": "config.json", "bytes": 1, "xxh3": "...", "role": "config", "rank": null}.
 FileRecord parse_record_2(const json& file, int64_t world_size, const std::string& at) {
     if (!file.is_object()) fail(at, ": expected an object, found ", excerpt(file));
     const ManifestFields fields{file, at};

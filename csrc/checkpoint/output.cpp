@@ -133,7 +133,7 @@ void FolderLock::check() const {
          ": a second run may have started; nothing more is written");
 }
 
-// For the message of whoever comes next. Written over the old text and then cut, so that there always is one.
+// For the message of the next run. Written over the old text and then cut, so that the file is never empty.
 void FolderLock::write_owner() const {
     char host[256] = {};
     gethostname(host, sizeof host - 1);

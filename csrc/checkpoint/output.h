@@ -1,5 +1,4 @@
-// The output folder of a run: it has one owner at a time, may not be replaced during the run, and is prepared for the
-// run.
+// The output folder of a run, which has one owner at a time.
 #pragma once
 #include <memory>
 #include <optional>
@@ -11,19 +10,19 @@
 
 namespace llamac {
 
-// The lock of a folder that a run writes into, held until destruction or the death of the process, however it dies.
+// The lock of an output folder, held until destruction or the end of the process.
 struct FolderLock {
     static constexpr const char* name = ".lock";
 
-    // Throws Error naming host, process and start time of the owner where there is one.
+    // Throws Error with host, process and start time of the owner if there is one.
     explicit FolderLock(const OpenFolder& folder);
     FolderLock(const FolderLock&) = delete;
     FolderLock& operator=(const FolderLock&) = delete;
     ~FolderLock();
 
-    // Throws Error where the file of the lock is no longer there: a second run could start.
+    // Throws Error if the file of the lock is gone, so that a second run could start.
     void check() const;
-    std::string warning;  // where the file system has no locks; else ""
+    std::string warning;  // if the file system has no locks; else ""
 
   private:
     FolderLock(const OpenFolder& in, int descriptor) : folder(in), fd(descriptor) {}
@@ -36,33 +35,30 @@ struct FolderLock {
     int fd;
 };
 
-// The lock, for a checkpoint that is written as `name` beside others: where the name is a checkpoint's, or a run has
-// been in this folder. Null for the folders of other files, into which no run writes.
+// The lock for a checkpoint written as `name`: needed if the name is a checkpoint's, or the folder that of a run; else null.
 std::unique_ptr<FolderLock> lock_for_save(const OpenFolder& parent, const std::string& name);
 
-// For the whole of a run. Only its owner writes into the folder, moves things aside and removes leftovers.
+// Only the owner writes into the folder.
 struct OutputFolder {
-    // Locks the folder, if it exists; else prepare() makes and locks it, so that a run that is refused leaves nothing.
-    // Before the checkpoint to resume is looked for: the owner may be writing it. Does nothing for the ranks of a run
-    // that do not own the folder, which join() it.
+    // Locks an existing folder; else prepare() creates and locks it, so that a refused run leaves nothing. To be called before
+    // find_checkpoint(), as an owner may be writing a checkpoint. Other ranks than the owner call join() instead.
     explicit OutputFolder(const std::string& path, bool is_owner = true);
 
-    // Opens the folder that the owner has prepared. logged: the owner's logged_text().
+    // Opens the folder prepared by the owner. logged: the owner's logged_text().
     void join(const std::string& logged);
     std::string logged_text() const;
 
-    // Makes the folder ready for a run that goes on from `checkpoint` at `step`, or starts anew (""). Going on, the log
-    // is cut back to that step and newer checkpoints are set aside; anew, whatever an earlier run left is: in
-    // previous_1, _2, ... Damaged checkpoints (names in this folder) get the name damaged_step_000100, or, if there is
-    // one, damaged_step_000100_2, ... Nothing is deleted but leftovers. Returns the lines that say so. Call it after
-    // everything has been read: the model may lie in the folder.
+    // Prepares the folder for a run that resumes `checkpoint` at `step`, or starts anew (""). A resumed run cuts the log back
+    // to that step and moves newer checkpoints to previous_1, _2, ...; a new one moves everything there. Damaged checkpoints
+    // (names in this folder) become damaged_step_000100, damaged_step_000100_2, ... Only leftovers are deleted. Returns lines
+    // for the console. To be called after everything was read, as the model may be in the folder.
     std::vector<std::string> prepare(const std::string& checkpoint, int64_t step,
                                      const std::vector<std::string>& damaged);
-    // The names of the log's events of that step, where the run goes on in this folder.
+    // The names of the log's events of the step at which the run resumes in this folder.
     const std::set<std::string>& logged() const { return events; }
-    // Throws Error where the path leads to another folder by now, or the lock is gone. For what is written by path.
+    // Throws Error if the path leads to another folder, or the lock is gone. To be called before writes by path.
     void check() const;
-    // The folder, checked, to write into: what is written through it cannot go astray.
+    // The folder, after check().
     const OpenFolder& folder() const;
 
   private:

@@ -1,4 +1,4 @@
-// Resuming from a checkpoint: which checkpoint, and with which options. output.h handles the other checkpoints.
+// The checkpoint to resume, and the options with which it can be resumed.
 #pragma once
 #include <optional>
 #include <string>
@@ -9,29 +9,28 @@
 
 namespace llamac {
 
-// A checkpoint that cannot be resumed: its name in the output folder, and the line that says why.
+// A damaged checkpoint: its name in the output folder, and the reason in one line.
 struct DamagedName {
     std::string name, reason;
 };
-// What --resume means.
 struct ResumePoint {
     std::string directory;             // "": the run starts at step 0
-    std::optional<Manifest> manifest;  // of the directory, whose files are as it says
+    std::optional<Manifest> manifest;  // of the directory, verified
     std::vector<DamagedName> damaged;  // newer ones, newest first, that --resume auto passed over
 };
-// none: nothing; auto: the newest complete checkpoint in `out`, nothing if there is none at all; else the directory of
-// this name. Every byte of it is read and verified, once. Throws Error where all that there are, or the directory, are
-// damaged, and where one cannot be read.
-// All ranks go on from the checkpoints that rank 0 sees, and share the reading.
-ResumePoint find_checkpoint(const std::string& out, const std::optional<std::string>& resume, const Ranks& ranks = one_rank);
+// The checkpoint that --resume asks for: nullopt, the newest complete one in `out`, if there is any; "", none; else this
+// directory. Verifies every byte once. Throws Error if all checkpoints, or the directory, are damaged or unreadable. All ranks
+// take the checkpoints that rank 0 sees, and share the reading.
+ResumePoint find_checkpoint(const std::string& out, const std::optional<std::string>& resume,
+                            const Ranks& ranks = one_rank);
 
-// Error where the options ask for what the checkpoint cannot go on with: another seed, sequence length,
-// step, or another type of weights, master copy or moments, or fewer steps than are done.
+// Throws Error if the options have another seed, sequence length, step size, type of weights, master copy or moments than the
+// checkpoint, or fewer steps than are done.
 void check_resume(const Manifest& manifest, const std::string& directory, const Options& options,
                   int64_t world_size = 1);
 
-// "--lr was 0.002, is 0.003": what changes the steps and may change, but goes on with other values than the
-// checkpoint's run had; "": nothing does. sequences: of the training data, 0: not known.
+// "--lr was 0.002, is 0.003": flags that influence the steps and differ from the checkpoint's; "": none do. sequences: of the
+// training data, 0: not known.
 std::string changed_flags(const Manifest& manifest, const Options& options, int64_t sequences);
 
 }  // namespace llamac

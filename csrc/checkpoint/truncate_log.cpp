@@ -9,11 +9,11 @@
 
 namespace llamac {
 
-static constexpr int64_t most_log = int64_t{1} << 34;  // bytes: 50 million steps
+static constexpr int64_t max_log = int64_t{1} << 34;  // bytes: 50 million steps
 
 std::set<std::string> truncate_log(const std::string& path, int64_t step) {
     if (!exists(path)) return {};
-    const std::string log = read_file(path, most_log);
+    const std::string log = read_file(path, max_log);
     std::string kept;
     std::set<std::string> last;
     for (std::string_view text = log; !text.empty();) {

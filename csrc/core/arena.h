@@ -1,5 +1,4 @@
-// One allocation of device memory for all tensors of a run. Tensors are planned first, then all get their memory at
-// once.
+// One allocation of device memory for all tensors of a run, which are planned before.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,24 +9,22 @@
 namespace llamac {
 
 struct Arena {
-    struct Row {  // one planned tensor; its group is what the memory table adds up
+    struct Row {  // a planned tensor; the memory table adds up groups
         std::string group;
         Tensor* tensor;
         int64_t bytes;  // as planned; the tensor may take a smaller shape later
     };
     std::vector<Row> rows;
 
-    // tensor becomes `planned` (type and shape); it must stay where it is until allocate(), which sets its
-    // data. Throws Error where all of them together are more than any device has.
+    // Sets type and shape of the tensor, which must not move until allocate() sets its data. Throws Error if the sum of all
+    // tensors is more than any device has.
     void plan(const char* group, Tensor* tensor, const Tensor& planned);
-    // tensor becomes `planned` in memory that others, planned one after another from `first` on, use at other
-    // times.
+    // The same in the memory of tensors planned one after another from `first` on, which are used at other times.
     void share(Tensor* tensor, const Tensor& planned, const Tensor* first);
-    // Gives all tensors their addresses, the first one `base`: allocate does, and whoever only wants to know what a
-    // run would need, with a base that nobody reads.
+    // Sets the addresses of all tensors from `base` on. A dry run passes a dummy base.
     void place(void* base);
-    // Throws Error with the bytes wanted where the device has no room. The memory reads as NaN until
-    // written: a value that nobody computed shows at once.
+    // Throws Error with the number of bytes if the device has no room. The memory is filled with NaN, so that values that were
+    // not computed become visible.
     void allocate();
     int64_t bytes() const { return total; }
 

@@ -27,7 +27,7 @@ ElementType element_type(DType dtype) {
         dtype, [&]<class T>() { return ElementType{size_of(dtype), info(dtype).collectives, reduce<T>}; });
 }
 
-// Of what every rank holds after an all_gather or before a reduce_scatter, what moves between each rank and the others.
+// Bytes exchanged between each rank and the others, given those that a rank holds after an all_gather or before a reduce_scatter.
 int64_t moved(const Communicator& ranks, int64_t bytes) {
     return bytes / ranks.size * (ranks.size - 1);
 }

@@ -1,4 +1,4 @@
-// Where and how calls run. Every call takes a context; nothing else can change what a call computes.
+// Where and how calls run. Every call takes a context; no other state can change its result.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -14,33 +14,32 @@ struct GemmAlgorithms;
 
 enum class Backend : uint8_t { host, device };
 
-// Is told of whatever is put on a stream: --profile records events there. Calls that a launcher makes lie within its
-// own.
+// Callbacks for every enqueued call, copy and collective, for --profile. Calls by a launcher are part of its own call.
 struct Observer {
     std::function<void(hipStream_t stream)> before;
     std::function<void(const Call& call, const Variant& variant)> after_run;
     std::function<void(int64_t bytes, hipStream_t stream)> after_copy;
-    // bytes: that move between this rank and the others.
+    // bytes: exchanged with other ranks.
     std::function<void(const char* name, int64_t bytes, hipStream_t stream)> after_collective = {};
 };
 
 struct Context {
     Backend backend = Backend::host;
     hipStream_t stream = nullptr;
-    Workspace* workspace = nullptr;          // null: each call takes memory of its own, and gives it back
+    Workspace* workspace = nullptr;          // null: each call allocates its own
     const KernelChoices* kernels = nullptr;  // null: the default variants
     GemmAlgorithms* gemms = nullptr;         // null: the library's guesses
-    // Work that is observed has to be launched directly: what a graph replays is not seen.
+    // Observed work must be launched directly: replayed graphs are not observed.
     const Observer* observer = nullptr;
-    bool dry_run = false;  // calls are checked, and workspace told what they ask for; nothing runs
+    bool dry_run = false;  // calls are checked and reserve workspace; nothing runs
 };
 
-// Where the model computes: the device, or the host in a CPU build. Throws Error where there is no device.
+// The context of the model: the device, or the host in a CPU build. Throws Error without a device.
 Context computing_context();
 
-// Between host and device, either way, on the context's stream; without waiting where the host's side is pinned.
+// Copies between host and device, in either direction, on the context's stream; asynchronous if the host memory is pinned.
 void copy_bytes_async(const Context& context, void* to, const void* from, int64_t bytes);
-// The same for rows of `width` bytes, which begin to_pitch and from_pitch bytes apart.
+// The same for rows of `width` bytes at distances of to_pitch and from_pitch bytes.
 void copy_rows_async(const Context& context, void* to, int64_t to_pitch, const void* from, int64_t from_pitch,
                      int64_t width, int64_t rows);
 

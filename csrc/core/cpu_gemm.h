@@ -20,7 +20,7 @@ constexpr int vector_bytes = 16, tile_rows = 4, tile_vectors = 3;
 #endif
 
 template <class A>
-struct VectorOf {  // aligned as its elements are: loads and stores are unaligned ones
+struct VectorOf {  // aligned as its elements: unaligned loads and stores
     typedef A type __attribute__((vector_size(vector_bytes), aligned(sizeof(A)), may_alias));
 };
 template <class A>
@@ -78,8 +78,8 @@ struct Matrix {
 };
 
 // c[M,N] = initial + a[M,K] * b[K,N]; rows of c and of initial are N long and contiguous; initial: null is
-// zero, and may be c. All OpenMP threads work on it; the result does not depend on how many there are. There
-// for A = float with T = float or bf16, and for double.
+// zero, and may be c. All OpenMP threads take part; the result does not depend on their number. Instantiated for A = float
+// with T = float or bf16, and for double.
 template <class A, class T>
 void gemm(int64_t M, int64_t N, int64_t K, Matrix<T> a, Matrix<T> b, const A* initial, A* c);
 

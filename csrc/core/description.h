@@ -1,4 +1,4 @@
-// The description of an operation: one string with all that other code needs to know about the operation.
+// The description of an operation: one string, from which all other code derives its knowledge of the operation.
 // docs/operations.md gives the grammar and an annotated example.
 #pragma once
 #include <algorithm>
@@ -25,7 +25,7 @@ struct TypeLetter {
     int arithmetic_of = -1;  // the letter in whose arithmetic type it is; -1: any of the choices
 
     bool takes(DType t) const { return std::find(choices.begin(), choices.end(), t) != choices.end(); }
-    // What the letter is beside storage of type t, if it may be: in a call that names one type.
+    // This letter's dtype when the call's storage type is t.
     DType beside(DType t) const { return arithmetic_of < 0 && takes(t) ? t : info(t).arithmetic; }
 };
 
@@ -35,12 +35,12 @@ struct Operand {
     DType dtype = DType::f32;  // where there is no letter
     std::vector<Dimension> shape;
     bool output = false, nullable = false, in_place = false, strided = false, positive = false, mean = false;
-    bool rounded = false;  // its values have the precision of the storage type, the first letter's
+    bool rounded = false;  // values have the precision of the first letter's type
     int bound = -1;        // <V: the dimension that limits the values of indices
-    int begins = -1;   // begins(S): the rows stand at that dimension's last elements; values are first keys
-    int except = -1;   // except(...): the scalar whose value is no index and marks rows that do not count
-    int adds_if = -1;  // adds_if(...): the scalar that decides whether an output is added to or written
-    int random = -1;   // random(...): the scalar that seeds stochastic rounding
+    int begins = -1;       // begins(S): rows are the last elements of that dimension; values are first keys
+    int except = -1;       // except(...): the scalar whose value marks ignored rows
+    int adds_if = -1;      // adds_if(...): the scalar that decides whether an output is added to or written
+    int random = -1;       // random(...): the scalar that seeds stochastic rounding
     int nearest_beside = -1;     // random(seed, OPERAND): rounded to nearest where that operand is given
     std::vector<int> may_share;  // operands whose memory an output may be
 
@@ -51,33 +51,33 @@ struct Operand {
 struct ScalarInfo {
     std::string name;
     char kind;                      // 'f' float or double, 'i' int64_t, 'b' bool
-    std::vector<double> values;     // what tests take, in turns
-    std::optional<double> missing;  // the value in calls that leave it out, with all scalars behind it
+    std::vector<double> values;     // for tests, in turns
+    std::optional<double> missing;  // the default of calls that omit it and all scalars after it
     bool not_negative = false;      // >=0
 };
 
 struct DimensionInfo {
     std::string name;
     bool may_be_zero = false;  // empty(N): a call with 0 of them computes nothing
-    bool splits = false;       // rows(N): callers may pass several dimensions whose product it is
+    bool splits = false;       // rows(N): callers may pass several dimensions with this product
     int multiple_of = -1;      // multiple(NH, NKV)
-    int at_most = -1;          // at_most(T, S, causal): the dimension that it may not exceed
+    int at_most = -1;          // at_most(T, S, causal): the dimension that limits it
     int at_most_if = -1;       // in calls where this scalar is true
 };
 
-// The value in calls that leave a scalar out, as C++ and torch's schemas write it; empty: none may.
+// A scalar's default, as C++ and torch's schemas write it; empty: required.
 std::string missing_text(const ScalarInfo& scalar);
 
-// How gradients of an operation's inputs come from another operation.
+// The operation that computes gradients of the inputs.
 struct Derivative {
-    // The other operation's operand, and what it is here: an operand of this operation, or the gradient of one.
+    // An operand of that operation, bound to an operand of this one or to the gradient of one.
     struct Binding {
         std::string operand;
         int source;
         bool gradient;
     };
     std::string operation;
-    std::vector<Binding> gives, takes;  // its outputs, its inputs; what is not listed is null
+    std::vector<Binding> gives, takes;  // its outputs, its inputs; the others are null
     std::vector<int> scalars;           // of this operation, passed to the scalar of the same name
 };
 
@@ -86,7 +86,7 @@ struct SameGradient {
     int input, source;
 };
 
-// Sizes that tests run beside those that they choose by dimension letter. large: too slow for the emulated device.
+// Sizes for tests, in addition to those that they choose by dimension letter. large: too slow for the emulated device.
 struct TestShape {
     std::vector<int64_t> size;  // by dimension
     bool large = false;
@@ -104,16 +104,16 @@ struct Description {
     std::vector<SameGradient> same_gradients;
     std::vector<TestShape> test_shapes;
 
-    // The k-th operand as calls are checked: inputs come first, since they bind what outputs are compared with.
+    // The k-th operand in the order of the checks: inputs first, as they bind the dimensions of the outputs.
     size_t in_order(size_t k) const { return (k + static_cast<size_t>(outputs)) % operands.size(); }
-    // Their indices; -1 where there is no such name.
+    // Indices; -1: there is none of this name.
     int find_type(char letter) const;
     int find_operand(const std::string& name) const;
     int find_scalar(const std::string& name) const;
     int find_dimension(const std::string& name) const;
 };
 
-// Throws Error with the operation, the column and what was expected and found there.
+// Throws Error with the operation, the column, expected and found.
 Description parse_description(const char* text);
 
 // "T" or "i32", for listings; "[N,2F]", for messages.

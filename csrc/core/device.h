@@ -5,8 +5,8 @@
 
 namespace llamac {
 
-constexpr int most_threads = 1024;  // of a block, on every device
-constexpr int most_warps = most_threads / warp_size;
+constexpr int max_threads_per_block = 1024;  // on every device
+constexpr int max_warps = max_threads_per_block / warp_size;
 
 // ---- 128 bits: what one access of a thread moves at best. Four floats or eight bf16.
 template <class T>
@@ -103,7 +103,7 @@ __device__ inline float warp_max(float value) {
     return value;
 }
 
-// The sum over the block, in every thread. Blocks of whole warps, in x alone. warps[most_warps]: LDS that
+// The sum over the block, in every thread. Blocks of whole warps, in x alone. warps[max_warps]: LDS that
 // nobody uses until the next barrier after this returns.
 __device__ inline float block_sum(float value, float* warps) {
     value = warp_sum(value);

@@ -9,7 +9,7 @@
 
 namespace llamac {
 
-// bytes of device memory, not initialised (in the emulation: NaN). Throws Error where there is no room.
+// Uninitialized device memory (in the emulation: NaN). Throws Error if there is no room.
 struct DeviceMemory {
     void* data = nullptr;
     int64_t bytes = 0;
@@ -33,12 +33,12 @@ struct DeviceMemory {
     }
 };
 
-// Between host and device, either way; done when it returns.
+// Copies between host and device, in either direction; blocking.
 inline void copy_bytes(void* to, const void* from, int64_t bytes) {
     CHECK(hipMemcpy(to, from, static_cast<size_t>(bytes), hipMemcpyDefault));
 }
 
-// Host memory that the device copies from and to by itself. Throws Error where there is none.
+// Pinned host memory. Throws Error if there is no room.
 template <class T>
 struct PinnedMemory {
     T* data = nullptr;
@@ -57,8 +57,8 @@ struct PinnedMemory {
     ~PinnedMemory() { static_cast<void>(hipHostFree(data)); }
 };
 
-// Host memory for `bytes` of device memory that the host fills or reads; the memory itself where the host can
-// address it, as in the emulation.
+// Host memory for device memory that the host fills or reads: the memory itself if the host can address it, as in the
+// emulation.
 struct HostCopy {
     void* data;
     explicit HostCopy(void* device_, int64_t bytes_) : data(device_), device(device_), bytes(bytes_) {
@@ -87,13 +87,12 @@ inline void copy_as(DType type, void* to, const Tensor& from) {
     convert(copy.from_device().data, from.dtype, to, type, from.elements());
 }
 
-// What operations use between their kernels: one for each stream, as large as the largest call has asked for.
-// Growing waits for the device; a call of a size that was seen before allocates nothing.
+// The scratch memory of operations, one per stream, as large as the largest request. Growing waits for the device.
 struct Workspace {
-    int64_t asked = 0;                           // the most that any call has asked for
-    std::function<void*(int64_t bytes)> source;  // gives what is missing; null: memory of its own
+    int64_t asked = 0;                           // the largest request
+    std::function<void*(int64_t bytes)> source;  // provides memory; null: it allocates its own
 
-    // Memory that somebody else owns, to begin with.
+    // Begins with memory of the caller.
     void use(void* data_, int64_t bytes_) { data = data_, bytes = bytes_; }
     void* reserve(int64_t wanted) {
         if (wanted > bytes && source) {

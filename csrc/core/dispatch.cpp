@@ -89,7 +89,7 @@ struct Choice {
     const Variant* variant;
     const Instantiation* entry;
 };
-constexpr const char* optimized = "optimized";  // the name that stands for the default variants
+constexpr const char* optimized = "optimized";  // the name of the default variants
 
 // The variants that a call tries in turn if nothing else is chosen.
 std::vector<const Variant*> default_variants(const Operation& op, Backend backend) {

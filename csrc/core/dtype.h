@@ -142,7 +142,7 @@ constexpr DType dtype_of() {
     else
         return dtype_of<T, i + 1>();
 }
-// What values of T are computed in.
+// The type of arithmetic on values of T.
 template <class T>
 using arithmetic = typename DTypeRowAt<static_cast<size_t>(info(dtype_of<T>()).arithmetic)>::Storage;
 template <class T>
@@ -163,7 +163,7 @@ constexpr bool in_files(const DTypeInfo& d) {
 constexpr bool is_tensor(const DTypeInfo& d) {
     return d.use == Use::tensors;
 }
-// What parameters and activations may be.
+// The types of parameters and activations.
 constexpr bool is_float(const DTypeInfo& d) {
     return is_tensor(d) && !d.is_integer();
 }

@@ -135,7 +135,7 @@ FileWriter::~FileWriter() {
 
 void FileWriter::write(const void* data, int64_t bytes) {
     // More would be written only in finish(), at once: minutes without a sign of progress.
-    constexpr int64_t most_unsynced = 256 << 20;
+    constexpr int64_t max_unsynced = 256 << 20;
     const char* at = static_cast<const char*>(data);
     while (bytes > 0) {
         // In pieces that the cache holds, for the hash; Linux writes 2 GiB in one call at most.
@@ -148,7 +148,7 @@ void FileWriter::write(const void* data, int64_t bytes) {
         bytes -= now;
         written += now;
         unsynced += now;
-        if (unsynced >= most_unsynced) {
+        if (unsynced >= max_unsynced) {
             if (uninterrupted([&] { return fdatasync(descriptor); }) != 0) fail_with_errno(path, "write");
             unsynced = 0;
         }

@@ -16,15 +16,15 @@ namespace llamac {
 
 struct OpenFolder;
 
-// An Error that the system gave the reason of: `code` is its errno.
+// An Error from a failed system call; `code` is its errno.
 struct SystemError : Error {
     int code;
     SystemError(const std::string& line, int reason) : Error(one_line(line)), code(reason) {}
 };
-// "PATH: cannot open: No such file or directory", by errno.
+// Throws "PATH: cannot open: No such file or directory", by errno.
 [[noreturn]] void fail_with_errno(const std::string& path, const char* action);
 
-// What a call of the system returns that no signal has interrupted.
+// Repeats a system call while a signal interrupts it; returns its result.
 template <class Call>
 auto uninterrupted(const Call& call) {
     auto result = call();
@@ -32,8 +32,8 @@ auto uninterrupted(const Call& call) {
     return result;
 }
 
-// A regular file, open. It is not mapped: a mapping of a file that somebody truncates, or whose disk fails, ends the
-// process by SIGBUS, where read() throws. Renaming a new file over it, as FileWriter does, is harmless.
+// An open regular file. It is not mapped: if the file is truncated or the disk fails, a mapping ends the process by SIGBUS,
+// while read() throws.
 struct InputFile {
     std::string path;
     int64_t size = 0;  // when it was opened
@@ -50,9 +50,9 @@ struct InputFile {
     int descriptor = -1;
 };
 
-// Writes .NAME.RANDOM.tmp, a new file of its own; finish() makes it durable and renames it to NAME. Without finish(),
-// after an error for one, what was written is removed and a file that stood at NAME is untouched. A link at either name
-// is not followed. A process that is killed leaves the temporary file behind.
+// Writes a new file .NAME.RANDOM.tmp; finish() syncs it and renames it to NAME. Without finish(), as after an error, the
+// temporary file is removed and NAME is unchanged. Links at either name are not followed. A killed process leaves the
+// temporary file.
 struct FileWriter {
     FileWriter(const OpenFolder& folder, const std::string& name);  // the folder must outlive it
     explicit FileWriter(const std::string& path);
@@ -60,7 +60,7 @@ struct FileWriter {
     FileWriter& operator=(const FileWriter&) = delete;
     ~FileWriter();
 
-    // Where set, called after each piece that was written or made durable: a large file takes long.
+    // Called after each piece that is written or synced.
     std::function<void()> progress;
 
     void write(const void* data, int64_t bytes);
@@ -80,22 +80,22 @@ struct FileWriter {
     XXH3_state_s* hash = nullptr;
 };
 
-// FileWriter for text at hand. Returns its XXH3_64.
+// Writes a text by FileWriter. Returns its XXH3_64.
 uint64_t write_file(const std::string& path, std::string_view text);
 uint64_t write_file(const OpenFolder& folder, const std::string& name, std::string_view text);
 
-// A file's bytes; Error where it has more than `most`: it would fill the memory. And their XXH3_64.
+// The bytes of a file; throws Error if there are more than `most`. And their XXH3_64.
 std::string read_file(const std::string& path, int64_t most = int64_t{1} << 30);
 uint64_t hash_file(const std::string& path);
-// A hash as files and messages have it: 16 hexadecimal digits.
+// A hash as 16 hexadecimal digits.
 std::string hex(uint64_t hash);
 
-// Renames an entry and syncs the folders: after a power failure it has one of the two names, and the new one once this
-// has returned. What lies inside must be synced before (FileWriter does it).
+// Renames an entry and syncs the folders. After a power failure the entry has one of the two names; once this has returned,
+// the new one. The content must be synced before (FileWriter syncs).
 void rename_durably(const OpenFolder& from_folder, const std::string& from, const OpenFolder& to_folder,
                     const std::string& to);
 
-// "a/b/c" in two: "a/b" and "c". "c" lies in ".", "/c" in "/"; slashes at the end do not count.
+// Split "a/b/c" into "a/b" and "c". The parent of "c" is ".", that of "/c" is "/"; trailing slashes are ignored.
 std::string parent_of(std::string path);
 std::string name_of(std::string path);
 

@@ -21,7 +21,7 @@ struct fp8 {
     // e4m3 gives up one code of its largest binade for NaN, e5m2 the whole binade, fnuz nothing.
     static constexpr uint8_t largest_bits = fnuz ? 0x7f : mantissa_bits == 3 ? 0x7e : 0x7b;
     static constexpr uint8_t nan_bits = fnuz ? 0x80 : 0x7f;
-    // Of the binade of the largest value, and of the smallest normal one.
+    // The binades of the largest value and of the smallest normal one.
     static constexpr int largest_exponent = (largest_bits >> mantissa_bits) - bias,
                          smallest_exponent = 1 - bias;
     static constexpr float largest =

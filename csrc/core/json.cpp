@@ -45,7 +45,7 @@ nlohmann::json parse_json(std::string_view text, const std::string& where) {
 }
 
 nlohmann::json read_json(const std::string& path) {
-    return parse_json(read_file(path, most_json), path);
+    return parse_json(read_file(path, max_json), path);
 }
 
 std::string excerpt(const nlohmann::json& value) {

@@ -14,7 +14,7 @@ namespace llamac {
 nlohmann::json parse_json(std::string_view text, const std::string& where);
 nlohmann::json read_json(const std::string& path);
 // Bytes of a file of JSON, a manifest among them. The largest tokenizer.json has half of it.
-constexpr int64_t most_json = 128 << 20;
+constexpr int64_t max_json = 128 << 20;
 
 bool is_utf8(std::string_view text);
 

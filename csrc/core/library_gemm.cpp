@@ -53,11 +53,11 @@ struct Plan {
     std::vector<Candidate> candidates;      // its best guess first
 };
 
-// What the process has of the library on a device: nothing that depends on who asked for it first.
+// The library objects of the process on a device; they do not depend on the first caller.
 struct Library {
     std::mutex lock;  // for all that follows, and while a product is timed: PyTorch's backward has threads
     hipblasLtHandle_t handle = nullptr;
-    // Of streams, where each wants its own; and one for a stream whose first product is recorded for a graph.
+    // Handles per stream, if each needs its own, and a spare one for a stream whose first product is captured.
     std::map<hipStream_t, hipblasLtHandle_t> handles;
     hipblasLtHandle_t spare = nullptr;
     std::map<Gemm, Plan> plans;
@@ -163,11 +163,11 @@ Plan make_plan(Library& lib, const Gemm& g) {
                                                      &workspace, sizeof workspace),
                "hipblasLtMatmulPreferenceSetAttribute");
     promise_alignment(preference, gemm_alignment);
-    plan.candidates.resize(most_candidates);
+    plan.candidates.resize(max_candidates);
     int found = 0;
     const hipblasStatus_t status =
         hipblasLtMatmulAlgoGetHeuristic(lib.handle, plan.product, plan.a, plan.b, plan.c, plan.out,
-                                        preference, most_candidates, plan.candidates.data(), &found);
+                                        preference, max_candidates, plan.candidates.data(), &found);
     static_cast<void>(hipblasLtMatmulPreferenceDestroy(preference));
     plan.candidates.resize(status == HIPBLAS_STATUS_SUCCESS ? static_cast<size_t>(found) : 0);
     const auto unfit = [](const Candidate& c) {
@@ -264,7 +264,7 @@ struct Timed {
 // first; behind those that were timed in all rounds come the others.
 std::vector<Timed> tune(const Gemm& g, const Plan& plan, const Operands& o) {
     constexpr double stretch_ms = 25, near = 1.05;
-    constexpr int most_calls = 200, rounds = 5, rounds_of_all = 2;
+    constexpr int max_calls = 200, rounds = 5, rounds_of_all = 2;
     const size_t count = plan.candidates.size();
     std::vector<std::vector<double>> ms(count);
     std::vector<double> least(count, INFINITY);
@@ -276,7 +276,7 @@ std::vector<Timed> tune(const Gemm& g, const Plan& plan, const Operands& o) {
             const auto& algorithm = plan.candidates[k].algo;
             if (round == 0) least[k] = time_of(g, plan, algorithm, o, 1);
             if (least[k] > limit || least[k] == INFINITY) continue;
-            const int calls = std::clamp(static_cast<int>(stretch_ms / least[k]), 1, most_calls);
+            const int calls = std::clamp(static_cast<int>(stretch_ms / least[k]), 1, max_calls);
             ms[k].push_back(time_of(g, plan, algorithm, o, calls));
             least[k] = round == 0 ? ms[k][0] : std::min(least[k], ms[k].back());
         }
@@ -291,7 +291,7 @@ std::vector<Timed> tune(const Gemm& g, const Plan& plan, const Operands& o) {
     return order;
 }
 
-// What stands in `out` where the product adds to it.
+// A copy of `out` if the product adds to it.
 struct KeptOutput {
     explicit KeptOutput(const Gemm& g, const Operands& operands) : o(operands) {
         if (!g.adds || o.c != o.out) return;
@@ -340,7 +340,8 @@ ProductCheck compute_own(const Gemm& g, const Operands& o, OwnGemm own, const Ke
     return ProductCheck(g, std::move(v));
 }
 
-// The fastest candidate whose result is right, or our own kernel where none is. Without memory for what stands in `out`, the library's guess stays.
+// The fastest candidate whose result is right, or our own kernel if none is. Without memory for a copy of `out`, the library's
+// guess stays.
 void choose(const Library& lib, const Gemm& g, const Plan& plan, Decision& decision, const Operands& o,
             OwnGemm own) {
     std::optional<KeptOutput> before;

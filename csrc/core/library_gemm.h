@@ -15,50 +15,49 @@
 
 namespace llamac {
 
-// What an operand is multiplied by as it is read: nothing, one number, or one number for each row of a (column of b).
+// The factor of an operand: none, one number, or one number per row of a (column of b).
 enum class GemmScale : uint8_t { none, tensor, row };
 
 // Row-major out[rows,columns] = a * b (+ c), summed over `inner` in f32.
 struct Gemm {
     int64_t rows, columns, inner;
     bool a_transposed, b_transposed;  // a is stored [inner,rows]; b is stored [columns,inner]
-    DType a, b, c, out;               // c: of what is added; where nothing is, that of out
+    DType a, b, c, out;               // c: of the summand; that of out without one
     bool adds;                        // + c, which may be out
     GemmScale a_scale = GemmScale::none, b_scale = GemmScale::none;
-    // Of fp8 on Hopper: sums keep fewer bits between instructions, and the product is faster.
+    // For fp8 on Hopper: sums keep fewer bits between instructions; faster.
     bool fast_accumulation = false;
 
-    // "nt 8192x6144x4096 bf16 bf16 +c", the types of a and out: what files keep choices by. Where b's type is another
-    // than a's, or c's than out's, it follows behind a slash; scales come last: "nt 64x64x64 e4m3/e5m2 bf16 +c/f32 a*1 b*row fast".
+    // "nt 8192x6144x4096 bf16 bf16 +c", the types of a and out: the key in files. A type of b other than a's, or of c
+    // other than out's, follows a slash; scales come last: "nt 64x64x64 e4m3/e5m2 bf16 +c/f32 a*1 b*row fast".
     std::string name() const;
     std::strong_ordering operator<=>(const Gemm&) const = default;
 };
 
-// What all addresses must be multiples of, whatever the candidate: other addresses, the same bits.
+// The alignment of all addresses, for every candidate: the bits do not depend on addresses.
 constexpr int gemm_alignment = 16;
-// What the library is given to work in.
 constexpr int64_t gemm_workspace_bytes = int64_t{64} << 20;
 
-// Of a build for GPUs without the vendor's library: "no hipBLASLt: ...", what that costs. Otherwise "".
+// "no hipBLASLt: ..." with its cost, in a GPU build without the vendor's library; otherwise "".
 const char* without_gemm_library();
-// Whether this build and the device's library can compute it. stream: where it would. Throws Error while a graph is
-// recorded there, if the library has to take memory first.
+// Whether this build and the device's library can compute it on the stream. Throws Error if the library has to allocate
+// memory while the stream is captured.
 bool gemm_supports(const Gemm& gemm, hipStream_t stream);
 struct GemmAlgorithms;
 struct GemmOperands {
     void* out;
     const void *a, *b;
-    const void* c = nullptr;                             // where the product adds
-    const float *a_scale = nullptr, *b_scale = nullptr;  // device memory, where the product scales
+    const void* c = nullptr;                             // the summand
+    const float *a_scale = nullptr, *b_scale = nullptr;  // device memory
 };
-// Computes a product by our own kernels: on what stands in `out` where c is out.
+// Computes a product by our own kernels; adds to `out` if c is out.
 using OwnGemm = void (*)(const Gemm& gemm, const GemmOperands& operands, hipStream_t stream);
-// workspace: gemm_workspace_bytes. algorithms: null for the library's guess. own: what an algorithm is compared with
-// before it is kept, and what computes the product where none is right.
+// workspace: gemm_workspace_bytes. algorithms: null for the library's guess. own: the reference of algorithms before they are
+// kept, and the fallback if none is right.
 void run_gemm(const Gemm& gemm, const GemmOperands& operands, OwnGemm own, void* workspace,
               GemmAlgorithms* algorithms, hipStream_t stream);
 
-// The candidates that compute products, by the products' names.
+// The chosen candidates, by the names of the products.
 struct GemmChoices {
     std::string device, library;  // of which they are candidates
     struct Choice {
@@ -68,26 +67,26 @@ struct GemmChoices {
     };
     std::map<std::string, Choice> choices;
 };
-// Which candidates compute the products of one model, on one device. Calls that share it take turns.
+// The choices of one model on one device. Calls that share it take turns.
 struct GemmAlgorithms {
     GemmAlgorithms();
     ~GemmAlgorithms();
     GemmAlgorithms(const GemmAlgorithms&) = delete;
 
-    // A product that has no timing yet is timed at its next call, which waits for the device and takes device memory
-    // for a moment. One product is timed at a time on a device. The fastest candidate whose result is right (ProductCheck)
-    // is kept; a wrong one is named on stderr. Where none is right, our own kernel is kept. Candidates of files are kept as they are: they were compared when
-    // they were timed, and a resumed run has to have the same bits.
+    // Times each new product at its next call, which waits for the device and allocates device memory for a moment; one
+    // product at a time per device. Keeps the fastest candidate whose result is right (ProductCheck), or our own kernel;
+    // wrong candidates are named on stderr. Candidates of files are kept: they were compared when they were timed, and a
+    // resumed run must have the same bits.
     bool tuning = false;
-    // Everybody's text, by rank: the ranks of a run compute alike, for the same bits after a resume. While it tunes, each
-    // of them calls it for the same products in the same order. Null: there is one rank.
+    // Gathers a text per rank, so that all ranks use one algorithm. While tuning, all ranks call it for the same products in
+    // the same order. Null: there is one rank.
     std::function<std::vector<std::string>(const std::string& own)> gather;
-    // What has been timed or taken, and used. Without the library: empty.
+    // The choices in use. Without the library: empty.
     GemmChoices choices() const;
-    // Products that have not been used yet take these candidates. Returns "", or why they are not taken: "another
-    // device's ...". One that the library refuses is said on stderr, and not taken.
+    // Takes these candidates for products that have not been used yet. Returns "", or the reason against it: "another device's
+    // ...". A candidate that the library refuses is reported on stderr and not taken.
     std::string use(const GemmChoices& choices);
-    // What use() has been given; and what takes it back.
+    // The choices given to use(), and their removal.
     GemmChoices given() const;
     void forget();
 
@@ -106,17 +105,16 @@ struct GemmTuning {
     const bool before;
 };
 
-// Ranks take what rank 0 has been given, and nothing else, so that they time the same products. Returns "", or the line that
-// says why none is taken: a rank's device or library is another.
+// Broadcasts the choices given to rank 0, so that all ranks time the same products. Returns "", or a line with the reason if
+// none are taken: another device or library on a rank.
 std::string take_first_ranks_choices(GemmAlgorithms& algorithms);
 
 nlohmann::ordered_json to_json(const GemmChoices& choices);
-// where: begins the message of an Error, where the object is not what to_json made.
+// Throws Error, which begins with `where`, for an object that to_json did not make.
 GemmChoices parse_gemm_choices(const nlohmann::json& object, const std::string& where);
-// Throws Error where the file cannot be read; one that is not there holds nothing.
+// Throws Error if the file cannot be read; a missing file is empty.
 GemmChoices read_gemm_cache(const std::string& path);
-// What the file holds of the same device and library stays; of another's, it is replaced. Only what was timed is
-// kept.
+// Adds the timed choices. Entries of other devices or library versions are replaced.
 void add_to_gemm_cache(const std::string& path, const GemmChoices& choices);
 
 }  // namespace llamac

@@ -53,7 +53,7 @@ GemmChoices parse_gemm_choices(const json& object, const std::string& where) {
 }
 
 GemmChoices read_gemm_cache(const std::string& path) {
-    std::error_code unreadable;  // whoever reads or writes it says so
+    std::error_code unreadable;  // reading or writing reports it
     return std::filesystem::exists(path, unreadable) ? parse_gemm_choices(read_json(path), path)
                                                      : GemmChoices{};
 }

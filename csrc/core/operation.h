@@ -24,7 +24,7 @@ struct Scalar {
 
 struct Operation;
 
-// What a launcher of kernels gets beside its operands: as its last parameter, where it asks for it.
+// The optional last parameter of a launcher of kernels.
 struct LaunchContext {
     hipStream_t stream = nullptr;
     int threads = 0;            // a block, from the variant's list or the caller's choice
@@ -32,7 +32,7 @@ struct LaunchContext {
     Context caller = {};        // for a launcher that calls another operation
 };
 
-// A call that has passed the checks: operands in the description's order (outputs first), sizes by dimension.
+// A checked call: operands in the description's order (outputs first), sizes by dimension.
 struct Call {
     const Operation* op;
     const Tensor* tensor;
@@ -46,7 +46,7 @@ struct Call {
     bool adds(const Operand& o) const;                 // whether the output is added to, not written
 };
 
-// A launcher's signature, read off its C++ type: what each operand's View holds.
+// A launcher's signature, derived from its C++ type: the View of each operand.
 struct ParameterType {
     DType dtype;
     int rank;
@@ -55,10 +55,10 @@ struct ParameterType {
 struct Instantiation {
     void (*launch)(const Call&);
     std::vector<ParameterType> operands;
-    std::string scalars;  // a letter each: 'f' float or double, 'i' int64_t, 'b' bool
+    std::string scalars;  // one letter per scalar: 'f' float or double, 'i' int64_t, 'b' bool
 };
 
-// What a variant asks of a call beyond the checks and its entries' types: in words, and as a test.
+// Requirements of a variant beyond the checks and the types of its entries: in words, and as a test.
 struct Constraints {
     const char* words = "";
     bool (*hold)(const Call&) = nullptr;
@@ -69,24 +69,22 @@ struct Constraints {
 };
 
 struct Variant {
-    const char* name;  // says the idea in a word, the same in all operations: docs/operations.md has the list
+    const char* name;  // one word for the idea, the same in all operations: listed in docs/operations.md
     const char* idea;
     Backend backend;
-    std::vector<Instantiation> instantiations;  // one for each combination of storage types
+    std::vector<Instantiation> instantiations;  // one per combination of storage types
     Constraints supports = {};
-    // Of kernels: threads per block, the default first; what the call needs of the workspace, in bytes, given
-    // LaunchContext::threads.
+    // For kernels: choices of threads per block, the default first; bytes of workspace, given LaunchContext::threads.
     std::vector<int> threads = {};
     int64_t (*workspace)(const Call&) = nullptr;
-    bool deterministic = true;  // false: sums come in any order; runs only where it is asked for by name
-    bool bits_depend_on_threads = false;  // of the host
-    const char* chip = "";                // the only one that a kernel runs on; empty: any device
+    bool deterministic = true;            // false: sums in any order; runs only if chosen by name
+    bool bits_depend_on_threads = false;  // on the host
+    const char* chip = "";                // the only chip that the kernels run on; empty: any
 };
 
 struct Operation : Description {
     // Registers itself (core/registry.h).
-    // variants: in order of preference. flops, bytes: the least a call must do; null: none, and each operand
-    // once.
+    // variants: in order of preference. flops, bytes: the minimum of a call; null: no FLOPs, and each operand once.
     Operation(const char* description, const char* summary, std::vector<Variant> variants,
               double (*flops)(const Call&) = nullptr, double (*bytes)(const Call&) = nullptr);
     Operation(const Operation&) = delete;
@@ -97,10 +95,10 @@ struct Operation : Description {
     double (*bytes)(const Call&);
 };
 
-// What the type letters stand for in one entry or one call.
+// The types that the letters stand for in one entry or one call.
 struct Types {
     explicit Types(const Description& op_) : op(op_) { std::fill_n(bound, Description::max_types, -1); }
-    // Binds the operand's letter, or compares; false where it has another type than its description, or those before it.
+    // Binds the operand's letter, or compares it; false if the type contradicts the description or earlier operands.
     bool match(const Operand& o, DType found) {
         if (o.letter < 0) return found == o.dtype;
         return bound[o.letter] == static_cast<int>(found) || bind(o.letter, found);
@@ -121,9 +119,9 @@ struct Types {
     int bound[Description::max_types];  // a DType; -1: not yet
 };
 
-// Throws Error where a launcher's parameters are not what the description says.
+// Throws Error if a launcher's parameters contradict the description.
 void check_instantiation(const Description& op, const char* variant, const Instantiation& entry);
-// What a call must at least move and compute, by its description.
+// The minimum of bytes and FLOPs of a call, by its description.
 double least_bytes(const Call& call);
 double least_flops(const Call& call);
 
@@ -187,8 +185,8 @@ struct Launcher<F> {
 
 }  // namespace detail
 
-// instantiations<f<float>, f<bf16>, f<double>>(): functions that take Views in the description's order, then its
-// scalars, then, where they launch kernels, the LaunchContext.
+// instantiations<f<float>, f<bf16>, f<double>>(): functions that take Views in the description's order, its scalars and, to
+// launch kernels, the LaunchContext.
 template <auto... F>
 std::vector<Instantiation> instantiations() {
     return {detail::Launcher<F>::entry()...};

@@ -106,7 +106,7 @@ ProductCheck::ProductCheck(const Gemm& gemm_, ProductValues values_)
 std::string ProductCheck::difference(const std::vector<char>& result) const {
     Deviation found;
     visit_dtype(gemm.out, [&]<class T>() {
-        // Where our own is no number, sums are beyond all numbers or operands are none: there is nothing to compare.
+        // If our own result is not finite, neither are the operands or the sums: there is nothing to compare.
         const auto is_number = [&](size_t i) {
             return std::isfinite(at<T>(values.own, static_cast<int64_t>(i)));
         };

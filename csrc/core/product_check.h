@@ -8,22 +8,21 @@
 
 namespace llamac {
 
-// A product in host memory, as it was computed.
+// A product in host memory.
 struct ProductValues {
-    std::vector<char> a, b, c;  // c: what is added, where something is
+    std::vector<char> a, b, c;  // c: the summand, or empty
     std::vector<float> a_scale, b_scale;
     std::vector<char> own;  // the result of our own kernel
 };
 
-// The errors of two results add up, so a result may differ from our own kernel's by an error of each. How large that
-// is, is measured on a sample of rows and columns whose truth is computed in f64: as much as our own kernel or a plain
-// sum in f32 is off there, times the factor of the tolerance of a backward pass, which is the larger one. The sample
-// holds the row and the column of the largest element. Errors of roundings have the tails of a normal distribution:
-// the largest of n of them grows as the root of log n.
+// Two results may differ by the error of each. The allowed error is measured on a sample of rows and columns in f64: the error
+// of our own kernel or of a plain sum in f32, whichever is larger, times the factor of a backward tolerance. The sample
+// contains the row and the column of the largest element. Rounding errors have normal tails: the largest of n grows as the
+// root of log n.
 struct ProductCheck {
     ProductCheck(const Gemm& gemm, ProductValues values);
 
-    // "" where the result is right; else how far it is from our own.
+    // "" if the result is right; else its distance from our own.
     std::string difference(const std::vector<char>& result) const;
 
   private:

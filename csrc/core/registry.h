@@ -1,5 +1,5 @@
-// All operations of the program, by name. They register themselves, in any order: before main(), or, where the program has
-// them for several instruction sets (platform/cpu_level.h), when somebody first asks for them.
+// All operations of the program, by name. They register themselves before main(), or, in a program with several instruction
+// sets (platform/cpu_level.h), at the first use.
 #pragma once
 #include <string_view>
 #include <vector>
@@ -8,15 +8,15 @@
 
 namespace llamac {
 
-// Throws Error where LLAMAC_CPU_LEVEL asks for what is not there.
+// Throws Error if LLAMAC_CPU_LEVEL names a level that does not exist.
 const std::vector<Operation*>& operations();
-// Throws Error where there is no such operation.
+// Throws Error if there is none of this name.
 Operation& find_operation(std::string_view name);
 // Operation's constructor calls it.
 void register_operation(Operation& operation);
 
-// Throws Error where a derivative names an operation or an operand that does not exist, or leaves out what may not be.
-// To be called once main() has begun: then all operations are there.
+// Throws Error if a derivative names a missing operation or operand, or omits a required operand. To be called after main()
+// has begun.
 void check_derivative(const Description& op, const Derivative& derivative);
 void check_derivatives();  // of all operations
 

@@ -35,7 +35,7 @@ struct Tensor {
     }
 };
 
-// A contiguous, row-major tensor over memory that somebody else owns.
+// A contiguous, row-major tensor over memory of another owner.
 inline Tensor make_tensor(void* data, DType dtype, std::initializer_list<int64_t> shape) {
     Tensor t;
     t.data = data;

@@ -24,8 +24,8 @@ inline double ulp(double x, DType dtype) {
     return std::ldexp(1.0, std::max(std::ilogb(x), smallest_exponent) - info(dtype).mantissa_bits);
 }
 
-// Of `count` elements, each by its number. NaN is right where the truth is NaN (a mean of nothing); any other NaN or
-// infinity is infinitely far.
+// The error of `count` elements, given by index. NaN is right if the truth is NaN (the mean of nothing); any other NaN or
+// infinity is an infinite error.
 template <class Found, class Truth>
 Deviation error_of(size_t count, const Found& found, const Truth& truth) {
     double norm = 0;

@@ -8,15 +8,15 @@
 
 namespace llamac {
 
-// What the model reads, and what it is asked the likelihood of behind that: ids first .. first+context+continuation.
+// A context and the continuation whose likelihood the model computes: ids first .. first+context+continuation.
 struct Choice {
     int64_t first, context, continuation;
-    int64_t length;  // of the text, by which the normalised score divides; 0: the task has no such score
+    int64_t length;  // of the text, for the normalised score; 0: none
 };
 
 struct Question {
     int64_t first, count;  // of its choices
-    int64_t right;         // counted from its first
+    int64_t right;         // index among them
 };
 
 struct Questions {

@@ -16,17 +16,16 @@
 
 namespace llamac {
 
-// The tokens that tell documents apart: what each begins with, and what each ends with. -1: there is none.
+// The tokens that begin and end documents; -1: there is none.
 struct DocumentMarks {
     int32_t begin = -1, end = -1;
 };
 
-// first [rows,T]: for each of the tokens [rows,T] the position, in its row, at which its document begins. That is where
-// marks.begin stands, or behind marks.end, or else at 0.
+// first [rows,T]: the position in its row at which the document of each token begins: at marks.begin, after marks.end, or 0.
 void find_documents(const int32_t* tokens, int64_t rows, int64_t T, const DocumentMarks& marks,
                     int32_t* first);
 
-// Marks of a token in a packed file: it does not count as a target; a document begins with it.
+// Marks of a token in a packed file: ignored as a target; first of a document.
 constexpr uint32_t no_target = uint32_t{1} << 31, begins_document = uint32_t{1} << 30;
 
 struct TokenShard {
@@ -37,14 +36,13 @@ struct TokenShard {
     int64_t vocab_size = 0;
     uint64_t tokenizer_hash = 0;
 
-    // Checks the header and the size. Error.
+    // Checks the header and the size. Throws Error.
     explicit TokenShard(const std::string& path);
     // Tokens first .. first+n-1, with their marks; Error at an id that is not below vocab_size.
     void read(int64_t first, int64_t n, int64_t vocab_size, uint32_t* out) const;
 };
 
-// Where each index 0 .. size-1 goes in this epoch: a bijection of 0 .. size-1, by a Feistel network with
-// cycle walking (Black & Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+// The permuted index of 0 .. size-1 in an epoch, by a Feistel network with cycle walking (Black & Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
 uint64_t permute(uint64_t index, uint64_t size, uint64_t seed, uint64_t epoch);
 
 // Sequences of T tokens and their targets out of all shards that match a glob, in the order of their paths'
@@ -56,13 +54,13 @@ struct Loader {
     bool is_packed = false;
 
     // B = batch_size sequences of T = seq_len tokens per micro-batch, `accumulation` micro-batches per step.
-    // Error where no file matches, one is malformed or says it has a larger vocabulary, some are packed and others not or for
-    // another seq_len, or there is not one sequence.
+    // Throws Error if no file matches, one is malformed or has a larger vocabulary, not all are packed for this seq_len or all
+    // plain, or there is no sequence.
     Loader(const std::string& pattern, int64_t seq_len, int64_t vocab_size, int64_t batch_size,
            int64_t accumulation = 1, uint64_t seed = 0);
 
     // Micro-batch `micro` of step `step` on rank `rank` of `world`, all from 0: tokens, targets [B,T]. skip: sequences
-    // that were left out before. first [B,T], or null: of packed files, as find_documents() has it; of others untouched.
+    // left out. first [B,T] or null: as find_documents() for packed files; unchanged for others.
     void micro_batch(int64_t step, int64_t micro, int64_t rank, int64_t world, int32_t* tokens,
                      int32_t* targets, int64_t skip = 0, int32_t* first = nullptr) const;
 

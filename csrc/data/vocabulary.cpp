@@ -10,8 +10,8 @@
 namespace llamac {
 namespace {
 
-constexpr uint32_t vocab_magic = 20241124, vocab_version = 1, most_tokens = 1u << 22, no_id = 0xffffffff,
-                   most_dropped = static_cast<uint32_t>(Dropped::first_spaces);
+constexpr uint32_t vocab_magic = 20241124, vocab_version = 1, max_tokens = 1u << 22, no_id = 0xffffffff,
+                   max_dropped = static_cast<uint32_t>(Dropped::first_spaces);
 constexpr size_t vocab_words = 16, vocab_bytes = 4 * vocab_words;
 
 uint32_t vocab_word_at(std::string_view content, size_t index) {
@@ -31,9 +31,9 @@ void check_vocab_header(std::string_view content, const std::string& path) {
         fail(path, ": header: expected magic ", vocab_magic, " version ", vocab_version, ", found ",
              vocab_word_at(content, 0), " version ", vocab_word_at(content, 1));
     const uint32_t n = vocab_word_at(content, 2);
-    if (n < 1 || n > most_tokens) fail(path, ": header: expected 1 to ", most_tokens, " tokens, found ", n);
-    if (vocab_word_at(content, 10) > most_dropped)
-        fail(path, ": header word 10: expected a number up to ", most_dropped, ", found ",
+    if (n < 1 || n > max_tokens) fail(path, ": header: expected 1 to ", max_tokens, " tokens, found ", n);
+    if (vocab_word_at(content, 10) > max_dropped)
+        fail(path, ": header word 10: expected a number up to ", max_dropped, ", found ",
              vocab_word_at(content, 10));
     for (size_t word = 11; word < vocab_words; word++)
         if (vocab_word_at(content, word) != 0)
@@ -46,7 +46,7 @@ int64_t vocab_id_at(std::string_view content, size_t word, const char* name, con
     return id == no_id ? -1 : int64_t{id};
 }
 
-// Where the tokens end, each at or behind the one before; the last one ends with the file.
+// The ends of the tokens, ascending; the last one is the end of the file.
 std::vector<uint32_t> read_vocab_ends(std::string_view content, const std::string& path) {
     const size_t n = vocab_word_at(content, 2), table = vocab_bytes + 4 * n;
     if (content.size() < table)

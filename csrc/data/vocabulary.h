@@ -9,7 +9,7 @@
 
 namespace llamac {
 
-// What decoding leaves out: a text's first space; all spaces that the first token begins with.
+// Omitted by decoding: the first space of a text; all spaces at the begin of the first token.
 enum class Dropped : uint32_t { nothing, space, first_spaces };
 
 struct Vocabulary {
@@ -22,7 +22,7 @@ struct Vocabulary {
 // Whether the content of a file begins as a vocabulary file does.
 bool is_vocabulary(std::string_view content);
 
-// The content of such a file; Error where it is malformed or damaged.
+// Throws Error if the content is malformed or damaged.
 Vocabulary parse_vocabulary(std::string_view content, const std::string& path);
 
 }  // namespace llamac

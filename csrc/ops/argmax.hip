@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(block_threads)
     const auto [out, x] = start_next_and_wait(out_, x_);
     constexpr int size = vector_size<T>, loads = loads_per_thread<whole>;
     struct Shared {
-        float values[most_warps];
-        int places[most_warps];
+        float values[max_warps];
+        int places[max_warps];
     };
     Shared& shared = shared_memory<Shared>();
     const T* row = x + blockIdx.x * V;

@@ -216,7 +216,7 @@ __device__ void add_one(Softmax& s, float x) {
 }
 
 struct SoftmaxShared {
-    float maxima[most_warps], sums[most_warps];
+    float maxima[max_warps], sums[max_warps];
 };
 template <class T>
 __device__ Softmax block_softmax(Softmax own, SoftmaxShared& shared) {
@@ -266,7 +266,7 @@ constexpr Constraints rows_have_vectors{
 // ---- vectorized: one pass for maximum and sum, one for the gradient
 
 template <class T>
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(max_threads_per_block)
     cross_entropy_vectorized_kernel(Dependent<float*> losses_, Dependent<T*> dlogits_,
                                     Dependent<const T*> logits_, Dependent<View<const int32_t, 1>> targets_,
                                     Dependent<View<const float, 1>> dlosses_, int64_t V, float dloss,
@@ -361,10 +361,12 @@ Residency residency_of(int64_t V, int size, int wanted) {
         return std::max(usual_tile + room(threads), wide ? int64_t{wide_tile + beside_wide_tile} : 0);
     };
     const auto whole_warps = [&](int64_t threads) {
-        return std::min<int64_t>(most_threads, (threads + d.warp_size - 1) / d.warp_size * d.warp_size);
+        return std::min<int64_t>(max_threads_per_block,
+                                 (threads + d.warp_size - 1) / d.warp_size * d.warp_size);
     };
     int64_t threads = whole_warps(std::min<int64_t>(wanted, vectors));
-    while (threads < most_threads && needed(threads) > capacity(threads)) threads = whole_warps(threads + 1);
+    while (threads < max_threads_per_block && needed(threads) > capacity(threads))
+        threads = whole_warps(threads + 1);
     int64_t in_registers = 2;
     while (in_registers < usual_tile &&
            in_registers + std::min(in_registers, room(threads)) < needed(threads))
@@ -381,7 +383,7 @@ Residency residency_of(int64_t V, int size, int wanted) {
 // while the exponentials are computed, and the block never waits for a whole row. The wide tile's vectors stay;
 // those that LDS gets are the row's last, and are loaded while the tile's sum is taken.
 template <class T, int in_registers>
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(max_threads_per_block)
     cross_entropy_on_chip_kernel(Dependent<float*> losses_, Dependent<T*> dlogits_,
                                  Dependent<const T*> logits_, Dependent<View<const int32_t, 1>> targets_,
                                  Dependent<View<const float, 1>> dlosses_, int64_t N, int64_t V, float dloss,
@@ -477,7 +479,7 @@ constexpr Constraints row_fits{
     "16",
     [](const Call& c) {
         const int size = static_cast<int>(16 / size_of(c.operand("logits").dtype));
-        return rows_have_vectors(c) && residency_of(c["V"], size, most_threads).fits;
+        return rows_have_vectors(c) && residency_of(c["V"], size, max_threads_per_block).fits;
     }};
 
 template <class T>

@@ -192,7 +192,7 @@ void embedding_forward_vectorized(View<T, 2> out, View<const int32_t, 1> tokens,
 struct Scan {
     int before, all;
 };
-// The sum of `value` over the block's threads before this one, and over all. warps[most_warps]: as
+// The sum of `value` over the block's threads before this one, and over all. warps[max_warps]: as
 // block_sum's.
 __device__ Scan block_scan(int value, int* warps) {
     int sum = value;
@@ -211,35 +211,35 @@ __device__ Scan block_scan(int value, int* warps) {
 }
 
 // Positions grouped by token: those of token v get group[first[v]] .. group[first[v+1]-1], in any order. A
-// thread a token, blocks of most_threads, over V+1 (first[V] = N). Each block reads all tokens and so knows
+// thread a token, blocks of max_threads_per_block, over V+1 (first[V] = N). Each block reads all tokens and so knows
 // without the others where its groups begin.
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(max_threads_per_block)
     embedding_backward_sorted_kernel_group(Dependent<int*> first_, Dependent<int*> group_,
                                            Dependent<const int32_t*> tokens_, int N, int64_t V) {
     const auto [first, group, tokens] = wait(first_, group_, tokens_);
     struct Shared {
-        int next[most_threads];  // how many, then where the next one goes
-        int warps[2][most_warps];
+        int next[max_threads_per_block];  // how many, then where the next one goes
+        int warps[2][max_warps];
     };
     Shared& shared = shared_memory<Shared>();
-    const int64_t start = int64_t{blockIdx.x} * most_threads;
+    const int64_t start = int64_t{blockIdx.x} * max_threads_per_block;
     shared.next[threadIdx.x] = 0;
     __syncthreads();
     int lower = 0;
 #pragma unroll 8
-    for (int64_t n = threadIdx.x; n < N; n += most_threads) {
+    for (int64_t n = threadIdx.x; n < N; n += max_threads_per_block) {
         const int64_t token = tokens[n] - start;
         lower += token < 0;
-        if (token >= 0 && token < most_threads) atomicAdd(&shared.next[token], 1);
+        if (token >= 0 && token < max_threads_per_block) atomicAdd(&shared.next[token], 1);
     }
     const int begin = block_scan(lower, shared.warps[0]).all;
     const int own = begin + block_scan(shared.next[threadIdx.x], shared.warps[1]).before;
     if (start + threadIdx.x <= V) first[start + threadIdx.x] = own;
     shared.next[threadIdx.x] = own;
     __syncthreads();
-    for (int64_t n = threadIdx.x; n < N; n += most_threads) {
+    for (int64_t n = threadIdx.x; n < N; n += max_threads_per_block) {
         const int64_t token = tokens[n] - start;
-        if (token >= 0 && token < most_threads)
+        if (token >= 0 && token < max_threads_per_block)
             group[atomicAdd(&shared.next[token], 1)] = static_cast<int>(n);
     }
 }
@@ -345,7 +345,7 @@ void embedding_backward_sorted(View<G, 2> dweight, View<const T, 2> dout, View<c
                                bool accumulate, LaunchContext context) {
     const int64_t N = dout.shape[0], C = dout.shape[1], V = dweight.shape[0];
     int *first = static_cast<int*>(context.workspace), *group = first + V + 1, *ordered = group + N;
-    launch(Grid(blocks_for(V + 1, most_threads), most_threads, context.stream),
+    launch(Grid(blocks_for(V + 1, max_threads_per_block), max_threads_per_block, context.stream),
            embedding_backward_sorted_kernel_group, first, group, tokens.data, static_cast<int>(N), V);
     launch(Grid(blocks_for(N, context.threads), context.threads, context.stream),
            embedding_backward_sorted_kernel_order, ordered, group, first, tokens.data, static_cast<int>(N));

@@ -48,10 +48,10 @@ void global_norm_cpu(View<double, 1> squares, View<const T, 1> x, bool accumulat
 // ---- naive
 
 template <class T>
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(max_threads_per_block)
     global_norm_naive_kernel(double* squares, const T* x, int64_t P, bool accumulate) {
     struct Shared {
-        double sums[most_threads];
+        double sums[max_threads_per_block];
     };
     Shared& shared = shared_memory<Shared>();
     double sum = 0;
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(block_threads)
     const auto [partial, x] = wait(partial_, x_);
     constexpr int size = vector_size<T>;
     struct Shared {
-        float warps[most_warps];
+        float warps[max_warps];
     };
     const auto load = [=](int64_t v) {
         if constexpr (whole)
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(block_threads)
                                          int count, bool accumulate) {
     const auto [squares, partial] = wait(squares_, partial_);
     struct Shared {
-        double warps[most_warps];
+        double warps[max_warps];
     };
     Shared& shared = shared_memory<Shared>();
     double sum = 0;

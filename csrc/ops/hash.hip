@@ -84,10 +84,10 @@ void hash_cpu(View<double, 1> sum, View<const bf16, 1> x) {
 
 // ---- naive
 
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(max_threads_per_block)
     hash_naive_kernel(double* sum, const bf16* x, int64_t P, int64_t words) {
     struct Shared {
-        uint64_t hashes[most_threads];
+        uint64_t hashes[max_threads_per_block];
     };
     Shared& shared = shared_memory<Shared>();
     uint64_t hash = 0;
@@ -114,7 +114,7 @@ constexpr int size = vector_size<bf16>;
 // The sum over the block, in its first thread.
 __device__ inline uint64_t block_hash(uint64_t hash) {
     struct Shared {
-        uint64_t warps[most_warps];
+        uint64_t warps[max_warps];
     };
     Shared& shared = shared_memory<Shared>();
     for (int distance = warp_size / 2; distance > 0; distance /= 2) hash += __shfl_xor(hash, distance);

@@ -59,14 +59,14 @@ __global__ void mean_loss_naive_kernel(float* mean, float* num_valid, const floa
     if (num_valid) *num_valid = static_cast<float>(rows);
 }
 
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(max_threads_per_block)
     mean_loss_one_block_kernel(Dependent<float*> mean_, Dependent<float*> num_valid_,
                                Dependent<const float*> losses_, Dependent<View<const int32_t, 1>> targets_,
                                int64_t N, int64_t ignore_index) {
     const auto [mean, num_valid, losses, targets] = wait(mean_, num_valid_, losses_, targets_);
     constexpr int at_once = 4;
     struct Shared {
-        float sums[most_warps], rows[most_warps];
+        float sums[max_warps], rows[max_warps];
     };
     Shared& shared = shared_memory<Shared>();
     float sum = 0, rows = 0;  // whole numbers below 2^24 are exact

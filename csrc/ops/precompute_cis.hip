@@ -96,7 +96,8 @@ void precompute_cis_vectorized(View<float, 3> cis, View<const double, 1> frequen
     const unsigned across = static_cast<unsigned>(std::min<int64_t>(columns, context.threads));
     const unsigned down = static_cast<unsigned>(context.threads) / across;
     // No more positions at once than keep the device busy: every thread has to read its frequencies.
-    const int64_t resident = int64_t{device_properties().multiprocessors} * most_threads / context.threads;
+    const int64_t resident =
+        int64_t{device_properties().multiprocessors} * max_threads_per_block / context.threads;
     const unsigned places = static_cast<unsigned>(std::min<int64_t>(blocks_for(T, down), resident));
     const dim3 blocks(places, blocks_for(columns, across));
     launch(Grid(blocks, dim3(across, down), context.stream),

@@ -136,7 +136,7 @@ constexpr int quantize_words = quantize_side / 4;  // of a column
 // One place for both: with more than 16 KiB, four blocks would not fit in the LDS of MI300X.
 union QuantizeShared {
     uint32_t turned[quantize_side * quantize_words];  // a row per column of the tile
-    float warps[most_warps];
+    float warps[max_warps];
 };
 // Where word w of column c lies. Threads that write at once have 16 values of c / 8 and two neighbouring values of w;
 // threads that read at once have all words of a column, four by four.

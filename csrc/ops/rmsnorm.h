@@ -47,7 +47,7 @@ __device__ float normalise_row_naive(T* out, const T* x, const T* weight, int64_
 
 // Elements of a row that one thread keeps: 8, 16 or 32. More would spill the registers that a block of this many threads
 // has, and so would 32 where they are loaded one at a time.
-constexpr int most_forward = 32, forward_threads = 1024;
+constexpr int max_forward = 32, forward_threads = 1024;
 
 // Threads for rows of C: whole warps, no more than there is work for, enough that none keeps more than `most`
 // elements.
@@ -60,9 +60,9 @@ inline int row_threads(int64_t C, int64_t most, int wanted) {
 inline int kernel_index(int64_t C, int threads) {
     return C <= int64_t{8} * threads ? 0 : C <= int64_t{16} * threads ? 1 : 2;
 }
-static_assert(most_forward / 2 * forward_threads == 16384, "what the limit says");
-constexpr Constraints forward_fits{
-    "C at most 16384", [](const Call& c) { return c["C"] <= most_forward / 2 * forward_threads; }};
+static_assert(max_forward / 2 * forward_threads == 16384, "what the limit says");
+constexpr Constraints forward_fits{"C at most 16384",
+                                   [](const Call& c) { return c["C"] <= max_forward / 2 * forward_threads; }};
 inline const std::vector<int> row_block_sizes = {256, 128, 512};
 
 template <class T, int elements, bool whole, bool residual_too>
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(forward_threads)
         start_next_and_wait(sum_, out_, rstd_, x_, residual_, weight_);
     constexpr int size = vector_size<T>, vectors = elements / size;
     struct Shared {
-        float warps[most_warps];
+        float warps[max_warps];
     };
     const int64_t row = blockIdx.x * C;
     uint4 kept[vectors], w[vectors];
@@ -124,7 +124,7 @@ void launch_forward(T* sum, T* out, float* rstd, const T* x, const T* residual, 
                                               rmsnorm_forward_vectorized_kernel<T, 16, true, residual_too>,
                                               rmsnorm_forward_vectorized_kernel<T, 32, true, residual_too>}};
     const bool whole = is_whole({sum, out, x, residual, weight}, C, vector_size<T>);
-    const int threads = row_threads(C, whole ? most_forward : most_forward / 2, context.threads);
+    const int threads = row_threads(C, whole ? max_forward : max_forward / 2, context.threads);
     launch(Grid(blocks_for(N, 1), threads, context.stream), kernels[whole][kernel_index(C, threads)], sum,
            out, rstd, x, residual, weight, C, eps);
 }

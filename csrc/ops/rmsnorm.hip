@@ -174,10 +174,10 @@ void rmsnorm_forward_vectorized(View<T, 2> out, View<float, 1> rstd, View<const 
 }
 
 // Elements of a row that one thread keeps; more would spill.
-constexpr int most_backward = 8, backward_threads = 1024;
-static_assert(most_backward * backward_threads == 8192, "what the limit says");
+constexpr int max_backward = 8, backward_threads = 1024;
+static_assert(max_backward * backward_threads == 8192, "what the limit says");
 constexpr Constraints backward_fits{"C at most 8192",
-                                    [](const Call& c) { return c["C"] <= most_backward * backward_threads; }};
+                                    [](const Call& c) { return c["C"] <= max_backward * backward_threads; }};
 
 // Threads (x: a row's columns, y: rows at a time). A block's rows are blockIdx.x * blockDim.y + threadIdx.y,
 // and on by gridDim.x * blockDim.y; partial[gridDim.x, C] gets its sums of dweight. The next row's loads are
@@ -190,9 +190,9 @@ __global__ void __launch_bounds__(backward_threads)
                                        Dependent<const T*> dresidual_, int64_t N, int C) {
     const auto [dx, partial, out, dout, x, weight, rstd, dresidual] =
         wait(dx_, partial_, out_, dout_, x_, weight_, rstd_, dresidual_);
-    constexpr int size = vector_size<T>, vectors = most_backward / size;
+    constexpr int size = vector_size<T>, vectors = max_backward / size;
     struct Shared {
-        float warps[2][most_warps];  // two: a row's sums are read while the next one's are written
+        float warps[2][max_warps];  // two: a row's sums are read while the next one's are written
     };
     Shared& shared = shared_memory<Shared>();
     const int row_warps = static_cast<int>(blockDim.x) / warp_size;
@@ -280,7 +280,7 @@ __global__ void rmsnorm_backward_vectorized_kernel_columns(Dependent<G*> dweight
                                                            int64_t C, bool accumulate) {
     const auto [dweight, partial] = wait(dweight_, partial_);
     struct Shared {
-        float sums[most_warps][warp_size];
+        float sums[max_warps][warp_size];
     };
     Shared& shared = shared_memory<Shared>();
     const int64_t c = int64_t{blockIdx.x} * warp_size + lane_index();
@@ -300,7 +300,7 @@ struct BackwardShape {
     int blocks;
 };
 BackwardShape backward_shape(int64_t N, int64_t C, int wanted) {
-    const int columns = row_threads(C, most_backward, 1), rows = std::max(1, wanted / columns);
+    const int columns = row_threads(C, max_backward, 1), rows = std::max(1, wanted / columns);
     const int resident =
         std::max(1, backward_threads / (columns * rows));  // whose registers one processor holds
     const int64_t most = int64_t{device_properties().multiprocessors} * resident;
@@ -325,7 +325,7 @@ void rmsnorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<T, 2> o
            whole ? rmsnorm_backward_vectorized_kernel<T, true> : rmsnorm_backward_vectorized_kernel<T, false>,
            dx.data, partial, out.data, dout.data, x.data, weight.data, rstd.data, dresidual.data, N,
            static_cast<int>(C));
-    launch(Grid(blocks_for(C, device_properties().warp_size), most_threads, context.stream),
+    launch(Grid(blocks_for(C, device_properties().warp_size), max_threads_per_block, context.stream),
            rmsnorm_backward_vectorized_kernel_columns<G>, dweight.data, partial, shape.blocks, C, accumulate);
 }
 

@@ -66,7 +66,7 @@ inline int blaslt_version(hipblasLtHandle_t handle) {
 // made while a graph is recorded.
 constexpr bool handle_owns_memory = true;
 // If fewer are tuned for a product, the library looks at all of its solutions for the rest, for 0.6 s.
-constexpr int most_candidates = 8;
+constexpr int max_candidates = 8;
 // Whether the library takes the algorithm, which an earlier run wrote down, for out = a * b (+ c); and the workspace
 // that it wants then. hipBLASLt crashes on one that it does not know: it is looked for among those that it offers.
 inline bool takes_algorithm(hipblasLtHandle_t, hipblasLtMatmulDesc_t, hipblasLtMatrixLayout_t,
@@ -92,7 +92,7 @@ inline int blaslt_version(hipblasLtHandle_t) {
     return static_cast<int>(cublasLtGetVersion());
 }
 constexpr bool handle_owns_memory = false;
-constexpr int most_candidates = 32;
+constexpr int max_candidates = 32;
 // What cuBLASLt offers may be other algorithms in another process (in f32, beside PyTorch); it takes those as well.
 inline bool takes_algorithm(hipblasLtHandle_t handle, hipblasLtMatmulDesc_t product,
                             hipblasLtMatrixLayout_t a, hipblasLtMatrixLayout_t b, hipblasLtMatrixLayout_t c,

@@ -1,4 +1,4 @@
-// Instruction sets of x86-64 that one program has its operations for. A build with LLAMAC_NATIVE=OFF compiles the sources of
+// Instruction sets of x86-64 for which one program has its operations. A build with LLAMAC_NATIVE=OFF compiles the sources of
 // the operations once per level, and the processor that runs it determines which of them register themselves.
 //
 //   baseline   SSE2, every x86-64
@@ -10,12 +10,11 @@
 #pragma once
 namespace llamac {
 
-// The level of this process: the best that the processor has, or what the environment variable LLAMAC_CPU_LEVEL asks for.
-// Empty where the program has one level only. Throws Error for a level that the program or the processor does not have.
+// The level of this process: the best of the processor, or that of the environment variable LLAMAC_CPU_LEVEL. Empty if the
+// program has one level. Throws Error for a level that the program or the processor lacks.
 const char* cpu_level();
 
-// Constructs the operations of that level, which register themselves; nothing, where the program has one level only. To be
-// called once.
+// Constructs the operations of that level, which register themselves. To be called once.
 void start_cpu_level();
 
 }  // namespace llamac

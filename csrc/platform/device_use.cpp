@@ -58,7 +58,7 @@ struct Monitor {
         Utilization u{};
         return device && rates(device, &u) == 0 ? u.gpu : not_known;
     }
-    // What a function of NVML gives in its last argument, in this unit.
+    // The result of a function of NVML, its last argument, in this unit.
     template <class T, class F, class... A>
     double ask(double unit, F function, A... arguments) const {
         T value = 0;

@@ -5,7 +5,7 @@
 namespace llamac {
 
 struct DeviceUse {
-    double used_bytes = 0;  // of the device's memory; 0 where the CPU computes
+    double used_bytes = 0;  // of the device's memory; 0 on a CPU
     double busy_percent;    // of the driver's last sample period, a second at most; NaN: not known
     Sensors sensors = {};
 };

@@ -17,7 +17,7 @@ struct Error : std::runtime_error {
 // the direction of the text around: ASCII's control characters but '\n' and '\t', U+0080 to U+009F, and Unicode's marks
 // of lines and directions. llamac/base/errors.py has the same; test_readers.py::test_no_control_character_is_shown.
 std::string printable(std::string_view text);
-// The same for one line, in which '\n' and '\t' are escaped, too, and which is cut where it is endless.
+// The same for one line: '\n' and '\t' are escaped, too, and long lines are cut.
 std::string one_line(std::string_view text);
 
 // fail("config.json: hidden_size is ", found, ", expected a positive number"): what, where, expected, found.
@@ -28,9 +28,9 @@ template <class... Parts>
     throw Error(one_line(text.str()));
 }
 
-// What follows a failed CHECK, or a call of the runtime that failed: the line on stderr and abort(), or an exception.
+// Prints the line of a failed CHECK or runtime call and aborts, or throws (raise_failed_checks).
 [[noreturn]] void check_failed(const std::string& line);
-// From now on std::runtime_error: a host process has work of its own to lose.
+// Failed checks throw std::runtime_error from now on: a host process must survive them.
 void raise_failed_checks();
 
 inline void check(bool holds, const char* expression, const char* file, int line) {

@@ -45,7 +45,7 @@ inline __device__ char* dynamic_shared_memory() {
 }
 #endif
 
-// What a launcher asks about the current device to size its grid.
+// Properties of the current device by which a launcher sizes its grid.
 struct DeviceProperties {
     const char* name;
     int warp_size, multiprocessors;
@@ -71,7 +71,7 @@ inline void check(hipError_t error, const char* expression, const char* file, in
     if (error != hipSuccess) device_failed(error, expression, file, line);
 }
 
-// A launch: blocks, threads a block, stream, bytes of dynamic_shared_memory(). Where it stands is remembered
+// A launch: blocks, threads per block, stream, bytes of dynamic_shared_memory(). Its place in the source is remembered
 // for error messages.
 struct Grid {
     dim3 blocks, threads;

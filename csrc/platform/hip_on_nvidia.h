@@ -63,7 +63,7 @@ constexpr int registers_in_full_block = 64;
 // Fewer than 2^31 blocks of up to 1,024 threads.
 constexpr int64_t grid_threads = int64_t{1} << 41;
 
-// What a block may have when it asks (launch does).
+// The limit of a block that requests it, as launch() does.
 inline size_t largest_shared_memory(const hipDeviceProp_t& properties) {
     return properties.sharedMemPerBlockOptin;
 }

@@ -33,7 +33,7 @@ RangeLibrary find_library() {
         return found;
     }
 #if defined(LLAMAC_NVTX)
-    // What Nsight's tools set for the program that they start; the header's functions load it.
+    // Set by Nsight's tools for the program that they start; the header's functions load it.
     if (is_set("NVTX_INJECTION64_PATH"))
         return {[](const char* name) { return nvtxRangePushA(name); }, [] { return nvtxRangePop(); }};
 #elif defined(LLAMAC_AMD)

@@ -10,8 +10,8 @@ struct RangeLibrary {
     int (*push)(const char* name) = nullptr;  // null: no profiler is attached
     int (*pop)() = nullptr;
 };
-// Of the profiler that is attached when the first range begins. LLAMAC_RANGES names another library with roctx's
-// functions; throws Error where it has none.
+// The library of the profiler that is attached when the first range begins, or the one that LLAMAC_RANGES names; throws Error
+// if that lacks roctx's functions.
 const RangeLibrary& range_library();
 
 // From construction to destruction, on the calling thread; ranges nest.

@@ -13,8 +13,8 @@ struct Sensors {
            ecc_uncorrected = not_known;  // errors of the memory since the driver was loaded
 };
 
-// Of Linux's amdgpu driver, as its documentation ("GPU Power/Thermal Controls and Monitoring", "AMDGPU RAS Support")
-// gives the files. folder: /sys/bus/pci/devices/0000:c1:00.0.
+// Reads the files of Linux's amdgpu driver (kernel documentation: "GPU Power/Thermal Controls and Monitoring", "AMDGPU RAS
+// Support"). folder: /sys/bus/pci/devices/0000:c1:00.0.
 Sensors read_amdgpu_sensors(const std::string& folder);
 
 }  // namespace llamac

@@ -1,4 +1,4 @@
-// A library that is loaded when the program runs: the build does not need it, and it may be missing.
+// A library that is loaded at run time and may be missing.
 #pragma once
 #include <dlfcn.h>
 
@@ -9,7 +9,7 @@ namespace llamac {
 // Stays loaded for the life of the process.
 struct SharedLibrary {
     void* handle = nullptr;
-    explicit SharedLibrary(std::initializer_list<const char*> names) {  // the first of them that is there
+    explicit SharedLibrary(std::initializer_list<const char*> names) {  // the first that exists
         for (const char* name : names)
             if (!handle) handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     }

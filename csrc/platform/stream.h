@@ -28,10 +28,9 @@ struct Event {
     hipEvent_t handle;
 };
 
-// The launches of a stretch of host code, recorded once and replayed without the host's cost of each.
+// The launches of host code, captured once and replayed without the host's cost per launch.
 struct Graph {
-    // Records what `work` launches on the stream; nothing runs yet. work allocates nothing and waits for
-    // nothing.
+    // Captures the launches of `work` on the stream; nothing runs yet. work must neither allocate nor wait.
     Graph(hipStream_t stream, std::function<void()> work);
     ~Graph();
     Graph(const Graph&) = delete;
@@ -43,13 +42,13 @@ struct Graph {
     void* executable = nullptr;
 };
 
-// Whether what is put on the stream is recorded for a graph, by whoever: then no memory may be taken.
+// Whether the stream is being captured, in which case no memory may be allocated.
 bool is_capturing(hipStream_t stream);
 #if defined(LLAMAC_CPU)
 inline bool emulated_capture = false;  // what it returns, for tests
 #endif
 
-// Whether --graphs auto replays graphs. On AMD nobody has run them with llamac, HIP has ended programs in captures over several
+// Whether --graphs auto replays graphs. On AMD they are untested with llamac, HIP has ended programs in captures over several
 // streams (ROCm/rocm-systems#11369), and replays on one MI300X had wrong results without an error (ROCm/clr#279).
 #if defined(LLAMAC_AMD)
 constexpr bool graphs_by_default = false;

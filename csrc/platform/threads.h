@@ -5,19 +5,15 @@
 
 namespace llamac {
 
-// GNU's OpenMP spins for milliseconds at the end of each parallel loop. Where another process holds a core,
-// the thread that is waited for then cannot run on the spinning one's: with one busy process on two cores, a
-// step took 5 times as long as with a spin of some 20 microseconds, which costs nothing on a quiet machine
-// (docs/log/cpu.md). LLVM's, which the HIP compiler brings, spins for 200 ms. The runtime reads the setting before
-// main(), so this sets it and starts the program again, once; it returns where the environment holds a setting
-// already.
+// Limits the spinning of OpenMP at the end of parallel loops to about 20 microseconds. GNU's default is milliseconds, LLVM's
+// 200 ms: beside one busy process on two cores, a step took 5 times as long (docs/log/cpu.md). The runtime reads the setting
+// before main(), so this sets it and starts the program again, once, unless the environment has a setting.
 void limit_spinning(char** argv);
 
-// Threads that a parallel loop has.
+// Threads of a parallel loop.
 int host_threads();
 
-// A thread that no signal interrupts: the process's are answered by those that it had before. Throws Error where the system
-// starts none.
+// A thread that blocks all signals. Throws Error if the system starts none.
 std::thread start_thread_without_signals(const std::function<void()>& work);
 
 }  // namespace llamac

@@ -91,7 +91,7 @@ struct SharedTile {
 
 namespace llamac {
 
-// What a launch is sized by. operands_in_registers: there are enough to keep operands that stay the same
+// Sizes of a launch. operands_in_registers: there are enough to keep operands that stay the same
 // through a loop; elsewhere they are loaded from LDS again and again.
 struct Mfma {
     static constexpr int warp = 64;

@@ -1,4 +1,4 @@
-// Lines on the console. A reader that leaves or stops reading neither ends the run nor delays it.
+// Lines on the console. A closed or blocked reader neither ends nor delays the run.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -9,8 +9,8 @@ namespace llamac {
 struct Console {
     explicit Console(std::FILE* to) : stream(to) {}
 
-    // Writes all of it. What cannot be written, because the console is closed or fails, is dropped; so are whole
-    // lines where nobody reads, and the next line that gets through says how many.
+    // Writes a line, or drops it if the console is closed, fails or blocks; the next line that gets through says how many
+    // were dropped.
     void write(const std::string& line);
 
   private:

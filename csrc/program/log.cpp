@@ -66,7 +66,7 @@ std::string padded(const std::string& text, size_t to) {
     return text + std::string(to > columns(text) ? to - columns(text) : 0, ' ');
 }
 
-// What a device's driver says, by name; empty where it says nothing.
+// The values reported by a device's driver, by name.
 ordered_json known(const Sensors& s) {
     ordered_json object = ordered_json::object();
     const std::pair<const char*, double> all[] = {{"watts", s.watts},
@@ -194,7 +194,7 @@ void Log::start(const ordered_json& config) {
 
 void Log::step(const StepResult& r, const Usage& usage) {
     const double speed = run.tokens_per_step / r.ms * 1e3, flops = speed * run.flops_per_token;
-    // What was measured of a CPU, or of one that is busy, may be less than what a step reaches.
+    // The measured peak of a CPU, above all of a busy one, may be less than the rate of a step.
     if (!run.gpu && run.peak_flops > 0) run.peak_flops = std::max(run.peak_flops, flops);
     ordered_json mfu;  // null where the peak is not known
     if (run.peak_flops > 0) mfu = flops / run.peak_flops;
@@ -250,7 +250,7 @@ void Log::saturated() {
     for (const auto& [name, s] : beyond) {
         values[name] = s.values;
         if (!worst || share(s) > share(*worst)) worst = &s;
-        many += share(s) > most_saturated;
+        many += share(s) > max_saturated;
     }
     if (worst)
         event({{"event", "saturated"},
@@ -262,7 +262,7 @@ void Log::saturated() {
     if (many > 0)
         note(last_step, format("saturated: %.3g%% of %s", 100 * share(*worst), worst->tensor.c_str()) +
                             " lies beyond fp8's largest value" +
-                            (many > 1 ? format("; over %.2g%% in %lld tensors", 100 * most_saturated,
+                            (many > 1 ? format("; over %.2g%% in %lld tensors", 100 * max_saturated,
                                                static_cast<long long>(many))
                                       : ""));
     beyond.clear();

@@ -12,8 +12,8 @@
 #include "program/console.h"
 #include "program/spikes.h"
 #include "run/options.h"
-#include "train/score.h"
 #include "train/memory.h"
+#include "train/score.h"
 #include "train/step_result.h"
 
 namespace llamac {
@@ -27,7 +27,7 @@ struct RunShape {
     int64_t log_every = 1;  // steps per line on the console, besides the first and the last one
 };
 
-// Where the weights of a run come from.
+// The origin of a run's weights.
 struct Origin {
     std::string kind = "fresh";  // or "resumed", "loaded"
     std::string from = "";       // the folder; "": none
@@ -43,30 +43,30 @@ struct Log {
     void table(const std::string& heading, const Rows& rows);
     void memory(const std::vector<MemoryRow>& rows);
 
-    // The event that opens a run: what it is, besides its configuration.
+    // The first event of a run: device, number of parameters and ranks, origin of the weights.
     void describe_run(const std::string& device, int64_t parameters, int64_t ranks = 1,
                       const Origin& origin = {});
     // The event with the resolved configuration, then the heading of the table of steps.
     void start(const nlohmann::ordered_json& config);
-    // Saturated values are an event, and beyond most_saturated a line, where the step has a line on the console.
+    // Saturated values are an event and, beyond max_saturated, a line; both only for steps with a line on the console.
     void step(const StepResult& result, const Usage& usage = {});
-    // What no event has told yet.
+    // The event of saturated values since the last one.
     void saturated();
     void spike(int64_t step, const Spike& spike);
     void val(int64_t step, double loss);
     void evaluation(int64_t step, const Score& score);
     void sample(int64_t step, const std::string& text);  // any bytes; what is not UTF-8 becomes U+FFFD
-    // pause_ms: what training stood still for.
+    // pause_ms: the pause of training.
     void checkpoint(int64_t step, const std::string& path, double pause_ms);
-    // What the steps took of the machine, in one line: the most memory, the mean of what is a percentage.
+    // Prints peak memory and mean utilization of the steps in one line.
     void print_usage();
 
-    // Writes what an event could not. Throws Error again where it still cannot.
+    // Writes events that could not be written before. Throws Error if that fails again.
     void flush();
     ~Log();
     Log(const Log&) = delete;
 
-    std::function<void()> before_write;  // throws where the folder is not the run's any more
+    std::function<void()> before_write;  // throws if the folder is no longer the run's
 
   private:
     bool is_in_place() const;
@@ -78,7 +78,7 @@ struct Log {
 
     std::string path;
     int file;             // its descriptor
-    std::string pending;  // lines to write; of the first one, what is missing
+    std::string pending;  // bytes still to write
     Console console;
     RunShape run;
     double typical_ms = 0;  // running mean: one slow step does not move the time left
@@ -89,7 +89,7 @@ struct Log {
 };
 
 // The share of a tensor's values beyond fp8's largest that the console warns of.
-constexpr double most_saturated = 1e-3;
+constexpr double max_saturated = 1e-3;
 
 // "12 s", "3:05", "7:02:05".
 std::string duration(double seconds);

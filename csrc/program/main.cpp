@@ -75,7 +75,7 @@ void describe(Log& log, const Trainer& t, bool copies_state) {
     log.memory(rows);
 }
 
-// The plan of a run that is not begun: nothing is written.
+// Prints the plan of a run; writes nothing.
 int finish_dry_run(const Trainer& t) {
     Log log("", {});
     describe(log, t, saves_async(t));
@@ -85,7 +85,7 @@ int finish_dry_run(const Trainer& t) {
     return 0;
 }
 
-// The loop of a run, to its end, a signal or an error; after either, with a checkpoint of what was finished.
+// The loop of a run. After a signal or an error it saves a checkpoint of the finished steps.
 struct Loop {
     Trainer& t;
     const OutputFolder& out;
@@ -102,7 +102,7 @@ struct Loop {
     int ended_by = 0;                            // a signal to any rank
     std::optional<Clock::time_point> agreed_at;  // and what they do since is a micro-batch's work
     Clock::duration longest_work{};
-    // A checkpoint that is being written while training goes on; pause_ms: what training stood still for.
+    // An asynchronous save in progress; pause_ms: the pause of training.
     struct Writing {
         int64_t step;
         double pause_ms;
@@ -153,12 +153,12 @@ struct Loop {
     std::string save_on_error(bool agreed);
 };
 
-// How long ranks are waited for after a signal: they compute equally long.
+// The time limit of the ranks' agreement after a signal, by the time of their work so far.
 unsigned Loop::agreement_seconds() const {
     return 5 + 2 * static_cast<unsigned>(std::chrono::ceil<std::chrono::seconds>(longest_work).count());
 }
 
-// The same signal ends all ranks. With one rank, its own.
+// One signal ends all ranks.
 void Loop::agree() {
     const int own = stop_signal();
     if (t.ranks.count == 1) {
@@ -198,7 +198,7 @@ void Loop::sample() {
     t.ranks.together("log", [&] { log.sample(t.step, text); });
 }
 
-// goes_on: whether training does, so that the checkpoint can be written meanwhile.
+// goes_on: whether training continues, so that the checkpoint can be written meanwhile.
 void Loop::save(bool goes_on) {
     const Clock::time_point begin = Clock::now();
     finish_save();
@@ -272,7 +272,7 @@ bool Loop::sample_is_due() const {
            (t.step == t.options.steps || is_due(t.options.sample_every, t.step));
 }
 
-// A signal that comes while a run validates, evaluates or samples leaves the checkpoint of the step, and the log without the event.
+// A signal during validation, evaluation or a sample leaves a checkpoint of the step, and a log without the event.
 void Loop::finish_interrupted_step() {
     const std::set<std::string>& logged = out.logged();
     if (!logged.count("step")) return;  // the log begins here
@@ -308,8 +308,8 @@ void Loop::run_steps() {
     }
 }
 
-// After an error: the steps that are done, in the log and, unless ranks may be anywhere, in a checkpoint. Returns what to add
-// to the error's line.
+// After an error: logs the finished steps and, if all ranks have agreed on the error, saves them. Returns an addition to the
+// error's line.
 std::string Loop::save_on_error(bool agreed) {
     const auto attempt = [](const auto& call) {
         try {
@@ -376,7 +376,7 @@ std::pair<std::string, int> train(Trainer& t, const OutputFolder& out, Log& log,
     return {t.step == loop->saved_step ? loop->saved : "", loop->ended_by};
 }
 
-// The first rank tells; the others compute the same and are silent.
+// Only the first rank prints.
 std::FILE* console_of(const Ranks& ranks) {
     return ranks.is_first() ? stdout : std::fopen("/dev/null", "w");
 }
@@ -437,7 +437,7 @@ int plan_training(const Options& options, int64_t count) {
     return finish_dry_run(Trainer(options, {}, planned));
 }
 
-// What is done once, and not by every rank. Nothing, where the options ask for a run.
+// Work of the first rank alone. Nothing if the options ask for a run.
 std::optional<int> run_once(const Options& options, int64_t ranks) {
     if (options.list_kernels) return list_kernels(), 0;
     if (options.print_config) return std::fputs(to_toml(options).c_str(), stdout), 0;

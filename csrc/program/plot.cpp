@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 constexpr int longest_seconds =
     60;  // matplotlib's first start lists the fonts, which takes half a minute at worst
 
-// What draws the plot: a Python, and the folder of its package llamac where that is not installed.
+// The Python that draws the plot, and the folder of its package llamac if that is not installed.
 struct Plotter {
     std::string python;
     fs::path package;
@@ -43,7 +43,7 @@ Plotter find_plotter() {
 
 // In the child: the command in place of this program. Nothing here allocates: other threads may have held locks.
 [[noreturn]] void become(char* const* argv, pid_t parent) {
-    // It dies with the program; if that is over already, nobody tells it any more.
+    // It ends with the program, also if that has ended already.
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent) _exit(127);
     setpgid(0, 0);  // Ctrl-C at the console is the program's
     for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_DFL);  // as Python expects them

@@ -6,7 +6,7 @@ namespace llamac {
 
 // Runs `python -m llamac plot OUT` with the Python that the environment variable LLAMAC_PYTHON names, else that
 // of the checkout in whose build/ the program lies, else python3 beside the program, else python3 on PATH.
-// Returns what the final line says of the plot: where it is, or why there is none and how to get it.
+// Returns a text for the final line: the path of the plot, or the reason why there is none.
 std::string draw_loss_plot(const std::string& out);
 
 }  // namespace llamac

@@ -11,12 +11,12 @@ namespace llamac {
 
 struct Spike {
     const char* quantity;             // as the field of a step's event: "loss", "grad_norm"
-    double found, expected, allowed;  // allowed: the most that would have been none
+    double found, expected, allowed;  // allowed: the limit
 };
 
 class SpikeDetector {
   public:
-    // Of a step whose numbers are finite.
+    // Both numbers must be finite.
     std::vector<Spike> add(double loss, double grad_norm);
 
   private:

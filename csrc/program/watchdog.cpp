@@ -59,15 +59,15 @@ Watchdog::~Watchdog() {
 }
 
 void Watchdog::watch() {
-    constexpr int most_ticks = 50;
-    const std::chrono::duration<double> tick(seconds / most_ticks);
+    constexpr int max_ticks = 50;
+    const std::chrono::duration<double> tick(seconds / max_ticks);
     uint64_t seen = 0;
     std::unique_lock<std::mutex> lock(mutex);
     for (int idle = 0; !ended.wait_for(lock, tick, [this] { return over; });) {
         const uint64_t now = done.load(std::memory_order_relaxed);
         idle = started.load(std::memory_order_relaxed) && now == seen ? idle + 1 : 0;
         seen = now;
-        if (idle >= most_ticks) end();
+        if (idle >= max_ticks) end();
     }
 }
 

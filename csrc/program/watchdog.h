@@ -14,18 +14,18 @@ namespace llamac {
 // The exit code: EX_TEMPFAIL of sysexits.h, "try again later".
 inline constexpr int no_progress_exit_code = 75;
 
-// Watches the thread that creates it, from start() on. The thread of the watchdog calls no function of the device, which
-// might never return. It counts its own ticks: a process that was stopped, or in a debugger, has not lost any time.
+// Watches the thread that creates it, from start() on, from a thread that calls no function of the device, which might block.
+// Time is counted in its own ticks, so a process that was stopped, as by a debugger, is not ended.
 struct Watchdog {
-    // seconds: between two signs of progress; 0: never ends anything.
+    // seconds: the limit between two signs of progress; 0: none.
     explicit Watchdog(double seconds);
     ~Watchdog();
     Watchdog(const Watchdog&) = delete;
 
     void start() { started.store(true, std::memory_order_relaxed); }
-    // Something is done.
+    // A sign of progress.
     void progress() { done.fetch_add(1, std::memory_order_relaxed); }
-    // What comes next, for the last line: "validation at step" 12. A string literal. It is a sign of progress, too.
+    // A sign of progress, and the next activity for the last line: "validation at step" 12. what: a string literal.
     void begins(const char* what, int64_t step) {
         activity.store(what, std::memory_order_relaxed);
         at.store(step, std::memory_order_relaxed);

@@ -35,7 +35,7 @@ py::object capsule_of(py::handle object, const dlpack::Device& device, std::opti
     return method(**arguments);
 }
 
-// Of what numpy has: numpy's letters by DLPack's codes.
+// numpy's letters of types, by DLPack's codes.
 struct Kind {
     char letter;
     uint8_t code;

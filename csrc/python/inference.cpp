@@ -29,7 +29,7 @@ struct InferenceCall {
     explicit InferenceCall(LockedInference& of) : held(of.lock) {}
 
   private:
-    py::gil_scoped_release release;  // before the lock: whoever holds it may want the GIL
+    py::gil_scoped_release release;  // before the lock, whose holder may need the GIL
     std::lock_guard<std::mutex> held;
 };
 
@@ -42,7 +42,7 @@ std::unique_ptr<LockedInference> make_inference(const std::string& model, const 
     return std::make_unique<LockedInference>(options);
 }
 
-// made(prompt, token) -> whether the sequence goes on; None: nobody is told.
+// made(prompt, token) -> whether the sequence continues; None: no callback.
 Prompts generate_for_python(LockedInference& of, const Prompts& prompts, int64_t count,
                             const std::vector<int32_t>& stops, double temperature, int64_t top_k,
                             double top_p, uint64_t seed, uint32_t first, const py::object& made) {

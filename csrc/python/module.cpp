@@ -78,7 +78,7 @@ py::dict describe_variant(const Variant& v) {
     return r;
 }
 
-// Where arrays lie that a build is made for; a device's build on a machine without one still means the device.
+// The place of a build's arrays; a device's build without a device still means the device.
 Backend home() {
     try {
         return computing_context().backend;
@@ -202,7 +202,7 @@ void run_on_copies(const Operation& op, const std::vector<Array>& arrays, const 
 // Device arrays, in place. Without a stream of the caller's: the default one, and done on return.
 void run_in_place(const Operation& op, const std::vector<Tensor>& tensors, const std::vector<Scalar>& scalars,
                   const char* variant, std::optional<int64_t> stream) {
-    // Of each thread and stream, on which calls follow one another.
+    // Per thread and stream, on which calls are ordered.
     static thread_local std::map<std::pair<int, int64_t>, Workspace> workspaces;
     const int64_t number = stream.value_or(0);
     Workspace& workspace = workspaces[{current_device(), number}];
@@ -284,7 +284,7 @@ void run_operation(const std::string& operation, const std::vector<py::object>& 
     run(op, operands.tensors, scalars, {}, named);
 }
 
-// Of a call of these sizes, in storage of one type.
+// Of a call with these sizes, in storage of one type.
 py::tuple find_least_work(const std::string& operation, const std::map<std::string, int64_t>& sizes,
                           const std::string& dtype, const std::vector<std::string>& absent) {
     const Operation& op = find_operation(operation);
@@ -299,7 +299,7 @@ py::tuple find_least_work(const std::string& operation, const std::map<std::stri
         size.push_back(found->second);
     }
     const DType storage = float_dtype(dtype);
-    static char somewhere;  // where an operand is that is there; nobody reads it
+    static char somewhere;  // the address of present operands; never read
     std::vector<Tensor> tensors;
     for (const Operand& o : op.operands) {
         Tensor& t = tensors.emplace_back();

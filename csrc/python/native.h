@@ -1,4 +1,4 @@
-// What the files of llamac._native share.
+// Declarations shared by the files of llamac._native.
 #pragma once
 #include <pybind11/pybind11.h>
 

@@ -30,10 +30,10 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t most_roundings = 8;  // of a weight's gradient in bf16, as chunks are added
+constexpr int64_t max_roundings = 8;  // of a weight's gradient in bf16, as chunks are added
 
 // Our operations, without PyTorch's dispatcher, which would cost the host half as much as a launch; profilers see them.
-// What is not defined is not wanted.
+// Undefined results are not computed.
 
 const Operation& losses_operation() {
     static const Operation& op = find_operation("cross_entropy");
@@ -144,7 +144,7 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
     const int64_t chunks = std::max<int64_t>(1, (bytes + chunk_bytes - 1) / chunk_bytes);
     const int64_t height = std::max<int64_t>(1, (rows + chunks - 1) / chunks);
     // Each chunk's addition rounds to the storage type: a few stay within what the products themselves lose.
-    const bool wide = chunks > most_roundings && type != wide_type;
+    const bool wide = chunks > max_roundings && type != wide_type;
     const bool gradients = wanted.dhidden || wanted.dweight;
 
     const Tensor x = hidden.dim() == 2 ? hidden : hidden.reshape({rows, channels});

@@ -45,7 +45,7 @@ struct TrainerCall {
     explicit TrainerCall(const LockedTrainer& t) : held(t.lock) {}
 
   private:
-    py::gil_scoped_release release;  // before the lock: whoever holds it may want the GIL
+    py::gil_scoped_release release;  // before the lock, whose holder may need the GIL
     std::lock_guard<std::mutex> held;
 };
 

@@ -77,7 +77,7 @@ void read_file(Options& options, const std::string& path) {
     }
 }
 
-// What a flag got on the command line.
+// The values of a flag on the command line.
 struct Given {
     CLI::Option* option = nullptr;
     std::string text;
@@ -234,7 +234,7 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
     m.recompute = o.recompute;
     m.kernels = o.kernel;
     const bool fp8 = o.matmul_dtype == MatmulDType::fp8;
-    // Of a sample. In fp8 it would have other scales than the whole sequence.
+    // For samples. In fp8 the cache would have other scales than the whole sequence.
     if (o.sample_every > 0 && !fp8) {
         const auto prompt = std::max<int64_t>(1, std::ssize(o.sample_prompt_ids));
         m.cache = {1, std::min(o.seq_len, prompt + o.sample_tokens - 1)};
@@ -261,12 +261,12 @@ int64_t micro_batches(const Options& o, int64_t devices) {
     CHECK(devices > 0);
     // Beyond, bytes of activations and of a step's tokens would not be numbers of 64 bits; no device has the
     // memory.
-    constexpr int64_t most_rows = int64_t{1} << 31, most_tokens = int64_t{1} << 48;
+    constexpr int64_t max_rows = int64_t{1} << 31, max_tokens = int64_t{1} << 48;
     int64_t rows, micro;
-    if (__builtin_mul_overflow(o.batch_size, o.seq_len, &rows) || rows >= most_rows ||
+    if (__builtin_mul_overflow(o.batch_size, o.seq_len, &rows) || rows >= max_rows ||
         __builtin_mul_overflow(rows, devices, &micro))
         fail("--batch-size ", o.batch_size, " --seq-len ", o.seq_len, ": expected a product below 2^31");
-    if (o.total_batch_size >= most_tokens)
+    if (o.total_batch_size >= max_tokens)
         fail("--total-batch-size ", o.total_batch_size, ": expected less than 2^48");
     if (o.total_batch_size % micro != 0)
         fail(

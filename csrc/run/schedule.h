@@ -16,7 +16,7 @@ struct Schedule {
     int64_t warmup_steps = 0, steps = 0;
 };
 
-// Of step `step`, 1 .. steps.
+// The learning rate of step `step`, 1 .. steps.
 double learning_rate(const Schedule& schedule, int64_t step);
 
 }  // namespace llamac

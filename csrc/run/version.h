@@ -7,7 +7,7 @@ namespace llamac {
 // Version, commit, compiler, platform, libraries, engines: a line each, as --version prints them.
 std::string version_text();
 
-// What several processes of a run communicate by, with "no" before what this build lacks: "Gloo, no MPI, RCCL 2.27.7".
+// The libraries between the processes of a run, present and missing: "Gloo, no MPI, RCCL 2.27.7".
 std::string engines_text();
 
 const char* version_number();  // "0.2.0"

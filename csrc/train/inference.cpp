@@ -60,9 +60,9 @@ std::vector<float> Inference::next_logits(std::span<const int32_t> tokens, size_
 }
 
 void Inference::score(const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
-                      std::span<float> losses, std::span<bool> likeliest) {
+                      std::span<float> losses, std::span<bool> is_argmax) {
     CHECK(static_cast<int64_t>(losses.size()) == B * T);
-    if (!likeliest.empty())
+    if (!is_argmax.empty())
         model.hook = [this, seen = int64_t{0}](const std::string& name, const Tensor& value) mutable {
             if (name != "logits") return;
             const int64_t rows = value.shape[0];
@@ -75,10 +75,10 @@ void Inference::score(const int32_t* tokens, const int32_t* targets, int64_t B, 
     forward(model);
     model.hook = nullptr;
     copy_bytes(losses.data(), model.activations.losses.data, model.activations.losses.bytes());
-    if (likeliest.empty()) return;
+    if (is_argmax.empty()) return;
     std::vector<int32_t> ids(static_cast<size_t>(B * T));
     copy_bytes(ids.data(), found.data, B * T * 4);
-    std::transform(ids.begin(), ids.end(), targets, likeliest.begin(), std::equal_to<>());
+    std::transform(ids.begin(), ids.end(), targets, is_argmax.begin(), std::equal_to<>());
 }
 
 }  // namespace llamac

@@ -71,7 +71,7 @@ void check_memory(const Model& model, const Options& options) {
     const auto [device, later] = room_for(options, model.options.sharding, model.context.backend);
     const int64_t needed = model.arena.bytes() + later;
     if (needed <= device.free) return;
-    // What the trainer planned into the model's arena: a step's tokens, whatever the flags.
+    // The trainer's own tensors in the arena: a step's tokens, whatever the flags.
     const int64_t ranks = model.options.sharding.ranks;
     const int64_t beside = model.arena.bytes() - planned_bytes(model.config, options, ranks);
     const std::string change = least_change(model.config, options, ranks, device.free - later - beside);

@@ -14,14 +14,14 @@ struct MemoryRow {
     bool is_on_host = false;  // beside what the model computes in: not part of the total
 };
 
-// The model's tensors by group; what the runtime and other programs have taken; what the device has in all.
+// The model's tensors by group, and the memory of the runtime and of other programs.
 std::vector<MemoryRow> memory_rows(const Model& model, bool allocated);
 
-// Error where the planned model does not fit in what the device has free now: what is needed, what is there, and the
-// least change of the flags that would make it fit (train/memory_advice.h).
+// Throws Error if the planned model does not fit into the free memory of the device: needed, found, and the smallest change of
+// flags with which it fits (train/memory_advice.h).
 void check_memory(const Model& model, const Options& options);
 
-// The flags with --fp8-weights auto replaced: stored where that plan fits into the free memory of the device.
+// The options with --fp8-weights auto replaced: stored if that plan fits into the free memory of the device.
 Options with_fp8_weights(const Config& config, const Options& options, int64_t ranks);
 
 }  // namespace llamac

@@ -12,7 +12,7 @@ struct Change {
     Options options;
 };
 
-// Of each kind, the least first.
+// The changes of each kind, the smallest first.
 std::vector<Change> sharding_changes(const Options& o, int64_t ranks) {
     std::vector<Change> changes;
     const int64_t now = shard_group(o, ranks);

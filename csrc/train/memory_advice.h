@@ -7,11 +7,11 @@
 
 namespace llamac {
 
-// What the model's arena would take on each of `ranks` devices: a complete plan, nothing is allocated.
+// Bytes of the model's arena on each of `ranks` devices, by a complete plan without allocation.
 int64_t planned_bytes(const Config& config, const Options& options, int64_t ranks);
 
-// The flags with which it takes at most `free` bytes: more recomputation, then smaller micro-batches, then fewer bytes
-// per parameter, then all of them. Empty: none do.
+// Flags with which the arena has at most `free` bytes: more recomputation, then smaller micro-batches, then fewer bytes per
+// parameter, then all of them. Empty: none suffice.
 std::string least_change(const Config& config, const Options& options, int64_t ranks, int64_t free);
 
 }  // namespace llamac

@@ -150,11 +150,11 @@ struct Recording {
         for (const ProfiledStep& s : steps) us += s.us;
         return 1e-6 * us;
     }
-    // Of the steps' time, what no span on any stream covers.
+    // The part of the steps' time that no span on any stream covers.
     double idle_seconds() const {
         return step_seconds() - covered_seconds([](const ProfiledCall&) { return true; });
     }
-    // What collectives alone cover: nothing is computed or copied meanwhile.
+    // The time of collectives without computation or copies.
     double exposed_seconds() const {
         const double alone = covered_seconds([](const ProfiledCall&) { return true; }) -
                              covered_seconds([](const ProfiledCall& s) { return !s.is_collective(); });
@@ -162,7 +162,7 @@ struct Recording {
     }
 
   private:
-    // Of the steps' time, what the chosen spans cover, on whatever streams.
+    // The part of the steps' time that the chosen spans cover, on any stream.
     template <class Choose>
     double covered_seconds(const Choose& choose) const {
         std::vector<std::pair<double, double>> busy;

@@ -57,7 +57,7 @@ struct Batch {
             prefill(model, static_cast<int64_t>(b), prompts[first + b], logits);
             add(b, logits);
         }
-        if (sampling.temperature == 0) return take_likeliest();
+        if (sampling.temperature == 0) return take_argmax();
         const auto V = static_cast<size_t>(model.config.V);
         while (goes_on()) {
             decode(model, last, logits);
@@ -75,7 +75,7 @@ struct Batch {
 
     // The device finds tokens and reads them by itself: on a GPU, the host tells one on while the next one is computed,
     // for nothing where it is the last.
-    void take_likeliest() {
+    void take_argmax() {
         const bool runs_ahead = model.context.backend == Backend::device;
         if (goes_on()) queue_likeliest(model, last);
         while (goes_on()) {

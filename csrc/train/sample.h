@@ -17,8 +17,8 @@ struct Sampling {
 
 // Chooses tokens, without new memory after the first.
 struct TokenChoice {
-    // By the probability softmax(logits / temperature) among those that `sampling` leaves; u in (0,1) is a place in their
-    // sum, the likeliest first. Ties go to the lower id.
+    // Draws from softmax(logits / temperature) over the tokens that `sampling` admits; u in (0,1) is the place in their sum, the
+    // likeliest first. Ties go to the lower id.
     int32_t pick(std::span<const float> logits, const Sampling& sampling, double u);
 
   private:
@@ -27,8 +27,8 @@ struct TokenChoice {
     size_t sorted = 0;
 };
 
-// `count` tokens that follow the prompt, of at least one token. The model sees at most its last seq_len tokens: up to the
-// cache's length by the cache, then by a pass over all of them for each token. between: called after each token.
+// Continues a prompt of at least one token by `count` tokens. The model sees at most the last seq_len tokens: by the cache up
+// to its length, then by a pass over all of them per token. between: called after each token.
 std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt, int64_t count,
                               const Sampling& sampling, const std::function<void()>& between = {});
 
@@ -36,9 +36,8 @@ struct Ending {
     int64_t count;                    // tokens at most
     std::vector<int32_t> stops = {};  // a sequence ends with the first of these, which belongs to it
 };
-// Tokens that follow each of the prompts, as many of which as the cache takes are gone on with at a time. sampling.step
-// is the first prompt's, those after it have the next ones: what a prompt gets does not depend on the others, but for
-// rounding. made: called with each token in turn, by its prompt; where it returns false, the prompt's sequence ends.
+// Continues all prompts, in batches as large as the cache allows. Prompt i samples with sampling.step + i, so its text does
+// not depend on the others, except for rounding. made: called with each token; if it returns false, the sequence ends.
 // Throws Error for a prompt that is empty, or longer with `count` tokens than the cache.
 std::vector<std::vector<int32_t>> generate_all(
     Model& model, const std::vector<std::vector<int32_t>>& prompts, const Ending& ending, Sampling sampling,

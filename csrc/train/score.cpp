@@ -46,7 +46,7 @@ struct Passes {
     const ChoiceRow& row(int64_t choice) const { return rows[static_cast<size_t>(choice)]; }
 };
 
-// What a pass reads and gives, in host memory.
+// Inputs and results of a pass, in host memory.
 struct PassBuffers {
     std::vector<int32_t> tokens, targets;
     std::vector<float> losses;

@@ -12,7 +12,7 @@
 
 namespace llamac {
 
-// Shares of the questions that are answered right.
+// The fractions of questions with the right answer.
 struct Score {
     std::string task;
     int64_t questions;
@@ -20,15 +20,15 @@ struct Score {
     std::optional<double> accuracy_norm;  // by its logarithm, divided by the choice's length
 };
 
-// read_questions(), and Error where the questions are in ids of another tokenizer than `tokenizer_hash` (0: not known), or
-// of a larger vocabulary than the model's.
+// read_questions(). Throws Error for questions in ids of another tokenizer than `tokenizer_hash` (0: not known), or of a larger
+// vocabulary than the model's.
 std::vector<Questions> load_questions(const std::string& list, int64_t vocab_size, uint64_t tokenizer_hash);
-// Their checksums, which ranks compare.
+// Checksums, for comparison between ranks.
 std::string checksums(const std::vector<Questions>& all);
 
-// ln of the likelihood of each choice's continuation. A choice longer than the model's seq_len loses its context's begin.
-// The longest come first, as many in a pass as there is room for; the ranks take turns with the passes, and each of them
-// calls this. between: called after each pass.
+// ln of the likelihood of each choice's continuation. A choice longer than the model's seq_len loses the begin of its
+// context. Passes hold as many choices as fit, the longest first; every rank calls it, and takes its share of the passes.
+// between: called after each pass.
 std::vector<double> likelihoods(Model& model, const Questions& questions, const Ranks& ranks,
                                 const std::function<void()>& between = {});
 

@@ -6,7 +6,7 @@
 
 namespace llamac {
 
-// Values of a tensor that lay beyond the largest of its fp8 type and became that, in an optimizer step on all ranks.
+// Values of a tensor beyond the largest of its fp8 type, in an optimizer step on all ranks.
 struct Saturated {
     std::string tensor;  // slot_name() of model/fp8.h
     int64_t values = 0, of = 0;
@@ -17,10 +17,10 @@ struct StepResult {
     double loss = 0;       // nats per token: the mean over the step's tokens
     double grad_norm = 0;  // before clipping
     double lr = 0;
-    // Since the end of the step before; since the start of this one where no step was in flight.
+    // Since the end of the step before, or the start of this one if none was in flight.
     double ms = 0;
     bool skipped = false;  // not finite, and --skip-nonfinite: weights and moments are as before
-    std::vector<Saturated> saturated = {};  // of the tensors that have any
+    std::vector<Saturated> saturated = {};  // of tensors with any
 };
 
 }  // namespace llamac

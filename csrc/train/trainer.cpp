@@ -30,7 +30,7 @@ Config model_config(const Options& o, std::string& warning) {
     return config;
 }
 
-// The file that keeps the timing of matrix products; "": none does.
+// The file of timed matrix products; "": none.
 std::string gemm_cache(const Options& o) {
     if (o.gemm_cache) return *o.gemm_cache;
     const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
@@ -38,8 +38,8 @@ std::string gemm_cache(const Options& o) {
     return home && *home ? std::string(home) + "/.cache/llamac/gemm.json" : "";
 }
 
-// Takes what the file keeps. Returns "", or the line that says why it is not taken. A file that the user names has to
-// be one; our own is made anew.
+// Takes the choices in the file. Returns "", or a line with the reason why they are not taken. A malformed file is an error if
+// the user names it; our own is replaced.
 std::string take_gemm_choices(GemmAlgorithms& gemms, const Options& o) {
     const std::string file = gemm_cache(o);
     if (file.empty()) return "";
@@ -51,7 +51,7 @@ std::string take_gemm_choices(GemmAlgorithms& gemms, const Options& o) {
         return std::string(error.what()) + "; tuning the matrix products again";
     }
 }
-// What cannot be kept is timed again next time: no reason to end a run.
+// A failure is no reason to end a run: the products are timed again next time.
 void keep_gemm_choices(const GemmAlgorithms& gemms, const Options& o) {
     const std::string file = gemm_cache(o);
     try {
@@ -93,7 +93,7 @@ void set_initial_weights(Trainer& t) {
     initialize(t.model.parameters, t.config, static_cast<uint64_t>(o.seed));
 }
 
-// The data goes on where the checkpoint's run would have, or behind what is to be left out from here on.
+// The data continues at the checkpoint's position, or after the sequences that --data-skip leaves out.
 void resume_data(Trainer& t, const Manifest& manifest) {
     const int64_t before = manifest.data_position - manifest.step * sequences_per_step(manifest);
     constexpr int64_t most = int64_t{1} << 53;
@@ -109,7 +109,7 @@ void resume_data(Trainer& t, const Manifest& manifest) {
     t.data_skip = std::max(t.data_skip, before);
 }
 
-// How a run of version 0.1 had its products in fp8; nobody had run it where the types are others (fnuz).
+// The fp8 options of a run of version 0.1, which had no fnuz types.
 Fp8Options saved_fp8(const Manifest& manifest) {
     const auto value = [&](const char* flag) {
         return manifest.config.contains(flag) ? manifest.config[flag] : nlohmann::json();
@@ -272,7 +272,7 @@ void Trainer::wait_for_device() {
 
 void Trainer::queue_micro_batch(int64_t micro, StepBuffers& b) {
     batches.use(step, micro);
-    // What follows the last micro-batch is the same with one rank.
+    // With one rank, the last micro-batch is like the others.
     const bool last = ranks.count == 1 || micro == accumulation - 1;
     launch(micro_batches_by_place[last][micro == 0]);
     const Tensor& losses = model.activations.losses;

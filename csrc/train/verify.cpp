@@ -12,7 +12,7 @@
 namespace llamac {
 namespace {
 
-constexpr int64_t most_copied = int64_t{256} << 20;  // bytes of weights, master weights and moments
+constexpr int64_t max_copied = int64_t{256} << 20;  // bytes of weights, master weights and moments
 // Thread blocks of AdamW, and vectors of any access, begin in a piece where they begin in the whole tensor.
 constexpr int64_t piece_multiple = 2048, alignment = 64;
 
@@ -52,7 +52,7 @@ Verifier::Verifier(Model& m, int64_t micro, const AdamW& a, uint64_t s)
         {&p.weights, &copy.weight}, {&p.master, &copy.master}, {&p.m, &copy.m}, {&p.v, &copy.v}};
     for (const auto& [buffer, copied] : copies)
         if (buffer->rank > 0) bytes += size_of(buffer->dtype), buffers++;
-    plan_pieces(most_copied / bytes / piece_multiple * piece_multiple);
+    plan_pieces(max_copied / bytes / piece_multiple * piece_multiple);
     int64_t largest = 0;
     for (const Piece& piece : pieces) largest = std::max(largest, piece.count);
     for (const auto& [buffer, copied] : copies)
@@ -72,7 +72,7 @@ void Verifier::plan_pieces(int64_t most) {
     }
 }
 
-// In the order in which they are reported: what nobody may have written, losses, gradients in the order of the backward
+// In the order of the reports: memory that must not change, losses, gradients in the order of the backward
 // pass, the norm, results of the optimizer step.
 void Verifier::name_rows() {
     const Parameters& p = model.parameters;
@@ -96,7 +96,7 @@ void Verifier::name_rows() {
     name_state({"the new weight", "the new master weight", "the new first moment", "the new second moment"});
 }
 
-// What the hashes ask for, found as the model's is: by calls on addresses that nobody reads.
+// The workspace of the hashes, by a dry run on dummy addresses.
 void Verifier::plan_workspace() {
     model.arena.place(reinterpret_cast<void*>(uintptr_t{1} << 20));
     model.context.dry_run = true;

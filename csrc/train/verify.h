@@ -37,11 +37,11 @@ struct Verifier {
     void end(double* hashes);      // after the step's own optimizer step; fills [hash_count], pinned
     int64_t hash_count() const { return 4 * static_cast<int64_t>(rows.size()); }
 
-    // What differs, of what `end` has filled: the first in the order of computation; "": nothing.
+    // The first difference in the order of computation, of the hashes that `end` has filled; "": none.
     std::string difference(const double* hashes) const;
 
   private:
-    // What is compared: hashes from pass 0 and from pass 1, or of the repeated and of the step's own result.
+    // A comparison: of the hashes of pass 0 and pass 1, or of the repeated and of the step's own result.
     struct Row {
         const char* what;
         std::string name;

@@ -6,14 +6,14 @@
 namespace llamac {
 
 // The keys that a query sees: [begin, end), never empty. Queries stand at the last positions of the keys.
-struct Visible {
+struct AttentionMask {
     const int32_t* first;  // [B,T], or null
     int64_t queries, keys, window;
     bool causal;
 
     template <class T>
-    Visible(const View<T, 4>& q, const View<T, 4>& k, const View<const int32_t, 2>& first_, bool causal_,
-            int64_t window_)
+    AttentionMask(const View<T, 4>& q, const View<T, 4>& k, const View<const int32_t, 2>& first_,
+                  bool causal_, int64_t window_)
         : first(first_.data), queries(q.shape[1]), keys(k.shape[1]), window(window_), causal(causal_) {}
 
     __host__ __device__ int64_t position(int64_t t) const { return keys - queries + t; }

@@ -51,7 +51,7 @@ void attention_forward_reference(View<T, 4> out, View<arithmetic<T>, 3> lse, Vie
                                  double scale, bool causal, int64_t window) {
     using A = arithmetic<T>;
     const int64_t B = q.shape[0], NH = q.shape[2], HD = q.shape[3], group = NH / k.shape[2];
-    const Visible visible(q, k, first, causal, window);
+    const AttentionMask visible(q, k, first, causal, window);
     std::vector<A> p(k.shape[1]), row(HD);
     for (int64_t b = 0; b < B; b++)
         for (int64_t h = 0; h < NH; h++)
@@ -81,7 +81,7 @@ void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, V
     using A = arithmetic<T>;
     const int64_t B = q.shape[0], NH = q.shape[2], HD = q.shape[3], S = k.shape[1], NKV = k.shape[2],
                   group = NH / NKV;
-    const Visible visible(q, k, first, causal, window);
+    const AttentionMask visible(q, k, first, causal, window);
     // Of one key/value head: the sums over its query heads, and of one query head.
     std::vector<A> keys(S * HD), values(S * HD), keys_part(S * HD), values_part(S * HD), row(HD);
     const auto backward_query = [&](int64_t b, int64_t h, int64_t t) {

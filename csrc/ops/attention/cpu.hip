@@ -105,7 +105,7 @@ template <class A>
 struct QueryTile {
     int64_t first, count, begin[tile_queries], end[tile_queries];
 
-    QueryTile(const Visible& visible, int64_t b, int64_t first_)
+    QueryTile(const AttentionMask& visible, int64_t b, int64_t first_)
         : first(first_), count(std::min(visible.queries - first, tile_queries)) {
         for (int64_t i = 0; i < tile_queries; i++) {  // rows behind the last query see what it sees
             const int64_t t = first + std::min(i, count - 1);
@@ -251,7 +251,7 @@ void attention_forward_cpu(View<T, 4> out, View<arithmetic<T>, 3> lse, View<cons
                            int64_t window) {
     using A = arithmetic<T>;
     const Sizes<A> n(q.shape, k.shape);
-    const Visible visible(q, k, first_seen, causal, window);
+    const AttentionMask visible(q, k, first_seen, causal, window);
     static thread_local Scratch shared;
     const int64_t heads = n.B * n.NKV * n.keys;
     A* keys = shared.reserve<A>(heads * (2 * n.width + n.HD));
@@ -297,7 +297,7 @@ void attention_backward_cpu(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<co
     using A = arithmetic<T>;
     constexpr int64_t wanted_owners = 8;  // 16: 10% slower at T = 2048, the sums leave L2
     const Sizes<A> n(q.shape, k.shape);
-    const Visible visible(q, k, first_seen, causal, window);
+    const AttentionMask visible(q, k, first_seen, causal, window);
     const int64_t heads = n.B * n.NKV, pairs = n.group * n.tiles;
     const int64_t parts = std::min(pairs, (wanted_owners + heads - 1) / heads);
     const int64_t part_stride = n.keys * n.width;

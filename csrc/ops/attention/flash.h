@@ -37,14 +37,14 @@ __device__ inline int larger(int a, int b) {
 }
 
 // What the queries of one sequence see, in the kernels that have masks: rows behind the last query see what it sees.
-struct Sight {
+struct SequenceMask {
     const int32_t*
         first;         // [B,T], or null: as the kernel gets it, or the compiler cannot tell memory from LDS
     int64_t sequence;  // where the sequence's begin
     int queries, keys, window;
     bool causal;
 
-    __device__ Sight(const Visible& v, int64_t batch)
+    __device__ SequenceMask(const AttentionMask& v, int64_t batch)
         : first(v.first),
           sequence(batch * v.queries),
           queries(static_cast<int>(v.queries)),
@@ -77,9 +77,9 @@ struct Sight {
 };
 // Which steps a warp takes part in, and of which of them its queries do not see all: [some_from, some_to) the keys that
 // one of them sees, [all_from, all_to) those that all see.
-struct WarpSight {
+struct WarpMask {
     int some_from, all_from, all_to, some_to;
-    __device__ WarpSight(const Sight& sight, int query, int rows)
+    __device__ WarpMask(const SequenceMask& sight, int query, int rows)
         : some_from(sight.begin(query)),
           all_from(sight.begin(query + rows - 1)),
           all_to(sight.end(query)),
@@ -90,13 +90,13 @@ struct WarpSight {
 
 // Whether a call has a mask beside the diagonal, or heads narrower than the tiles: what the kernels without masks do not take.
 template <int HD>
-bool needs_mask(const Visible& v, const View<const bf16, 4>& q) {
+bool needs_mask(const AttentionMask& v, const View<const bf16, 4>& q) {
     return v.first || !v.causal || v.queries != v.keys || (v.window > 0 && v.window < v.keys) ||
            q.shape[3] != HD;
 }
 // f(tile's head size, masked) for the heads of the call.
 template <class F>
-void on_heads(const Visible& v, const View<const bf16, 4>& q, F f) {
+void on_heads(const AttentionMask& v, const View<const bf16, 4>& q, F f) {
     const auto choose = [&](auto head) {
         if (needs_mask<decltype(head)::value>(v, q))
             f(head, std::true_type{});
@@ -207,8 +207,8 @@ __device__ inline void hide_unseen(float& x, int begin, int end, int at) {
 }
 // The same by what queries see, of scores whose rows are queries; query and key: those of row and column 0.
 template <class T, int row_tiles, int count>
-__device__ void mask_unseen(typename T::Accumulator (&c)[row_tiles][count], const Sight& sight, int query,
-                            int key) {
+__device__ void mask_unseen(typename T::Accumulator (&c)[row_tiles][count], const SequenceMask& sight,
+                            int query, int key) {
 #pragma unroll
     for (int r = 0; r < row_tiles; r++)
 #pragma unroll

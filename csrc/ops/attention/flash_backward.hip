@@ -152,7 +152,7 @@ __device__ void store_sum(bf16* to, int64_t stride, T::Accumulator (&sum)[C::row
     __syncthreads();
 }
 
-// lse and delta of a step's queries, and with masks which keys they see (Sight), in LDS beside the tiles.
+// lse and delta of a step's queries, and with masks which keys they see (SequenceMask), in LDS beside the tiles.
 template <class C, bool masked>
 struct Statistics {
     float lse[C::step], delta[C::step];
@@ -268,13 +268,13 @@ template <class C, int HD, bool masked>
 __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& dv,
                                  const View<const bf16, 4>& dout, const float* lse, const float* delta,
                                  const View<const bf16, 4>& q, const View<const bf16, 4>& k,
-                                 const View<const bf16, 4>& v, const Visible& visible, float scale,
+                                 const View<const bf16, 4>& v, const AttentionMask& visible, float scale,
                                  float* dq_sums) {
     const int time = static_cast<int>(q.shape[1]), group = static_cast<int>(q.shape[2] / k.shape[2]);
     const int seen = masked ? static_cast<int>(k.shape[1]) : time;
     const int width = masked ? static_cast<int>(q.shape[3]) : HD;
     const BlockTile tile = block_tile_of((seen + C::rows - 1) / C::rows, k.shape[2]);
-    const Sight sight(visible, tile.batch);
+    const SequenceMask sight(visible, tile.batch);
     const int first = static_cast<int>(tile.block) * C::rows;  // more queries come first
     const int row = first + warp_index() * C::warp_rows;
     char* const steps = dynamic_shared_memory() + C::steps_at;
@@ -376,7 +376,7 @@ template <int HD, bool masked>
 __global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_backward_flash_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                                          const float* lse, const float* delta, View<const bf16, 4> q,
-                                         View<const bf16, 4> k, View<const bf16, 4> v, Visible visible,
+                                         View<const bf16, 4> k, View<const bf16, 4> v, AttentionMask visible,
                                          float scale) {
     backward_of_keys<Keys<HD>, HD, masked>(dk, dv, dout, lse, delta, q, k, v, visible, scale, nullptr);
 }
@@ -386,7 +386,7 @@ __global__ void __launch_bounds__(Pass<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_backward_flash_atomic_kernel(float* dq_sums, View<bf16, 4> dk, View<bf16, 4> dv,
                                            View<const bf16, 4> dout, const float* lse, const float* delta,
                                            View<const bf16, 4> q, View<const bf16, 4> k,
-                                           View<const bf16, 4> v, Visible visible, float scale) {
+                                           View<const bf16, 4> v, AttentionMask visible, float scale) {
     backward_of_keys<Pass<HD>, HD, false>(dk, dv, dout, lse, delta, q, k, v, visible, scale, dq_sums);
 }
 
@@ -394,7 +394,7 @@ template <int HD, bool masked>
 __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_backward_flash_kernel_queries(View<bf16, 4> dq, View<const bf16, 4> dout, const float* lse,
                                             const float* delta, View<const bf16, 4> q, View<const bf16, 4> k,
-                                            View<const bf16, 4> v, Visible visible, float scale) {
+                                            View<const bf16, 4> v, AttentionMask visible, float scale) {
     using C = Queries<HD>;
     const int time = static_cast<int>(q.shape[1]), blocks = (time + C::rows - 1) / C::rows;
     const int seen = masked ? static_cast<int>(k.shape[1]) : time;
@@ -421,8 +421,8 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     T::Accumulator sum[C::row_tiles][C::head_tiles] = {};
 
     TileCopy<C::step, HD, C::threads> copy_k, copy_v;
-    const Sight sight(visible, tile.batch);
-    const WarpSight own(sight, row, C::warp_rows);
+    const SequenceMask sight(visible, tile.batch);
+    const WarpMask own(sight, row, C::warp_rows);
     const int until = time < first + C::rows ? time : first + C::rows;
     const int begin = masked ? sight.begin(first) / C::step * C::step : 0;
     const int end = masked ? sight.end(until - 1) : until;
@@ -504,7 +504,7 @@ void attention_backward_flash(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> 
                               View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
                               double scale_, bool causal, int64_t window, LaunchContext context) {
     const float scale = static_cast<float>(scale_);
-    const Visible visible(q, k, first, causal, window);
+    const AttentionMask visible(q, k, first, causal, window);
     float* const delta = static_cast<float*>(context.workspace);
     on_heads(visible, q, [&](auto head, auto masked_) {
         constexpr int HD = decltype(head)::value;
@@ -534,7 +534,7 @@ void attention_backward_flash_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf
                                      View<const bf16, 4> v, View<const int32_t, 2> first, double scale_,
                                      bool causal, int64_t window, LaunchContext context) {
     const float scale = static_cast<float>(scale_);
-    const Visible visible(q, k, first, causal, window);
+    const AttentionMask visible(q, k, first, causal, window);
     on_pass(q.shape[3], [&](auto head, auto pass) {
         constexpr int HD = decltype(head)::value;
         using C = decltype(pass);

@@ -79,14 +79,14 @@ __device__ Index element_of(const View<T, 4>& v) {
     return index;
 }
 
-__device__ bool sees(const Visible& visible, int64_t b, int64_t t, int64_t s) {
+__device__ bool sees(const AttentionMask& visible, int64_t b, int64_t t, int64_t s) {
     return s >= visible.begin(b, t) && s < visible.end(t);
 }
 
 // scores[b,h,t,s] = scale * sum_d q[b,t,h,d] * k[b,s,h,d] for the keys s that t sees.
 template <class T>
 __global__ void attention_forward_naive_kernel_scores(View<float, 4> scores, View<const T, 4> q, View<T, 4> k,
-                                                      float scale, Visible visible) {
+                                                      float scale, AttentionMask visible) {
     const Index at = element_of(scores);
     const int64_t b = at.i[0], h = at.i[1], t = at.i[2], s = at.i[3];
     if (!at.inside || !sees(visible, b, t, s)) return;
@@ -97,7 +97,7 @@ __global__ void attention_forward_naive_kernel_scores(View<float, 4> scores, Vie
 
 // A row of scores becomes probabilities, in place; a thread a row.
 __global__ void attention_forward_naive_kernel_softmax(View<float, 3> lse, View<float, 4> scores,
-                                                       Visible visible) {
+                                                       AttentionMask visible) {
     const int64_t NH = scores.shape[1], time = scores.shape[2];
     const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (row >= scores.shape[0] * NH * time) return;
@@ -115,7 +115,7 @@ __global__ void attention_forward_naive_kernel_softmax(View<float, 3> lse, View<
 // out[b,t,h,d] = sum_s p[b,h,t,s] * v[b,s,h,d].
 template <class T>
 __global__ void attention_forward_naive_kernel(View<T, 4> out, View<float, 4> p, View<T, 4> v,
-                                               Visible visible) {
+                                               AttentionMask visible) {
     const Index at = element_of(out);
     const int64_t b = at.i[0], t = at.i[1], h = at.i[2], d = at.i[3];
     if (!at.inside) return;
@@ -131,7 +131,7 @@ __global__ void attention_backward_naive_kernel_scores(View<float, 4> p, View<fl
                                                        View<const T, 4> dout, View<const T, 4> out,
                                                        View<const float, 3> lse, View<const T, 4> q,
                                                        View<T, 4> k, View<T, 4> v, float scale,
-                                                       Visible visible) {
+                                                       AttentionMask visible) {
     const Index at = element_of(p);
     const int64_t b = at.i[0], h = at.i[1], t = at.i[2], s = at.i[3];
     if (!at.inside || !sees(visible, b, t, s)) return;
@@ -149,7 +149,7 @@ __global__ void attention_backward_naive_kernel_scores(View<float, 4> p, View<fl
 
 template <class T>
 __global__ void attention_backward_naive_kernel_queries(View<T, 4> dq, View<float, 4> ds, View<T, 4> k,
-                                                        Visible visible) {
+                                                        AttentionMask visible) {
     const Index at = element_of(dq);
     const int64_t b = at.i[0], t = at.i[1], h = at.i[2], d = at.i[3];
     if (!at.inside) return;
@@ -163,7 +163,7 @@ __global__ void attention_backward_naive_kernel_queries(View<T, 4> dq, View<floa
 template <class T>
 __global__ void attention_backward_naive_kernel(View<T, 4> dk, View<T, 4> dv, View<float, 4> p,
                                                 View<float, 4> ds, View<const T, 4> dout, View<const T, 4> q,
-                                                Visible visible) {
+                                                AttentionMask visible) {
     const Index at = element_of(dk);
     const int64_t b = at.i[0], s = at.i[1], g = at.i[2], d = at.i[3];
     if (!at.inside) return;
@@ -202,7 +202,7 @@ void attention_forward_naive(View<T, 4> out, View<float, 3> lse, View<const T, 4
                              View<const T, 4> v, View<const int32_t, 2> first, double scale, bool causal,
                              int64_t window, LaunchContext context) {
     const Parts<T> parts = prepare(q, k, v, context);
-    const Visible visible(q, k, first, causal, window);
+    const AttentionMask visible(q, k, first, causal, window);
     const int64_t rows = q.shape[0] * q.shape[1] * q.shape[2];
     launch(grid_over(parts.scores, context), attention_forward_naive_kernel_scores<T>, parts.scores, q,
            parts.k, scale, visible);
@@ -217,7 +217,7 @@ void attention_backward_naive(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<
                               View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first,
                               double scale, bool causal, int64_t window, LaunchContext context) {
     const Parts<T> parts = prepare(q, k, v, context);
-    const Visible visible(q, k, first, causal, window);
+    const AttentionMask visible(q, k, first, causal, window);
     launch(grid_over(parts.scores, context), attention_backward_naive_kernel_scores<T>, parts.scores,
            parts.dscores, dout, out, lse, q, parts.k, parts.v, scale, visible);
     launch(grid_over(dq, context), attention_backward_naive_kernel_queries<T>, dq, parts.dscores, parts.k,

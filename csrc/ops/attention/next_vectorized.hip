@@ -15,8 +15,8 @@ namespace {
 constexpr int block_threads = 128;
 constexpr int keys_in_flight = 2;     // of a group of lanes
 constexpr int parts_in_flight = 16;   // of a thread that joins them
-constexpr int most_heads = 4;         // query heads that one reading serves
-constexpr int64_t most_splits = 64;   // blocks that share out a sequence's keys
+constexpr int max_heads = 4;          // query heads that one reading serves
+constexpr int64_t max_splits = 64;    // blocks that share out a sequence's keys
 constexpr int blocks_per_device = 4;  // times its multiprocessors, where there are as many keys
 
 constexpr float log2_e = 1.44269504088896341f;
@@ -249,13 +249,13 @@ __global__ void attention_next_vectorized_kernel_join(Dependent<next::Operands<T
 // Query heads that a block serves: of one key/value head, a power of two.
 int heads_per_block(int64_t group) {
     int count = 1;
-    while (count < most_heads && group % (2 * count) == 0) count *= 2;
+    while (count < max_heads && group % (2 * count) == 0) count *= 2;
     return count;
 }
 int splits_of(int64_t B, int64_t NH, int64_t NKV) {
     const int64_t others = B * NH / heads_per_block(NH / NKV);
     const int64_t wanted = int64_t{blocks_per_device} * device_properties().multiprocessors / others;
-    return static_cast<int>(std::clamp<int64_t>(wanted, 1, most_splits));
+    return static_cast<int>(std::clamp<int64_t>(wanted, 1, max_splits));
 }
 
 }  // namespace

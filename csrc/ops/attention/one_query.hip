@@ -15,7 +15,7 @@ void attention_forward_one_query(View<T, 4> out, View<arithmetic<T>, 3> lse, Vie
                                  double scale, bool causal, int64_t window) {
     using A = arithmetic<T>;
     const int64_t B = q.shape[0], NH = q.shape[2], HD = q.shape[3], group = NH / k.shape[2];
-    const Visible visible(q, k, first, causal, window);
+    const AttentionMask visible(q, k, first, causal, window);
 #pragma omp parallel for collapse(2) schedule(static) if (NH * k.shape[1] * B * HD >= one_query::least_shared)
     for (int64_t b = 0; b < B; b++)
         for (int64_t h = 0; h < NH; h++) {

@@ -54,7 +54,7 @@ struct Keys {
     // The steps of a block that begins at key `key`: the queries that see one of its keys, head after head.
     struct Steps {
         int first, a_head;
-        __device__ Steps(const Sight& sight, int key) {
+        __device__ Steps(const SequenceMask& sight, int key) {
             first = sight.first_query(key) / step * step;
             a_head = larger(0, (sight.queries_until(key + rows - 1) - first + step - 1) / step);
         }
@@ -75,8 +75,9 @@ struct Queries {
 #if defined(LLAMAC_WARPGROUP_CODE)
 template <int HD>
 __device__ void copy_queries(Keys<HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
-                             const TensorMap& v, const float* lse, const float* delta, const Sight& sight,
-                             const BlockTile& tile, int64_t heads, int group, int64_t padded) {
+                             const TensorMap& v, const float* lse, const float* delta,
+                             const SequenceMask& sight, const BlockTile& tile, int64_t heads, int group,
+                             int64_t padded) {
     using C = Keys<HD>;
     const int first = static_cast<int>(tile.block) * rows;
     shared.own_full.arrive_expecting(shared.k.bytes + shared.v.bytes);
@@ -99,8 +100,8 @@ __device__ void copy_queries(Keys<HD>& shared, const TensorMap& q, const TensorM
 }
 
 template <int HD>
-__device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv, const Sight& sight,
-                             const BlockTile& tile, int group, float scale) {
+__device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv,
+                             const SequenceMask& sight, const BlockTile& tile, int group, float scale) {
     using C = Keys<HD>;
     const Consumer consumer;
     const int block = static_cast<int>(tile.block) * rows, first = block + consumer.index * 64;
@@ -170,7 +171,7 @@ __device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>&
 struct KeyBlocks {
     int first, count;
 
-    __device__ KeyBlocks(const Sight& sight, int block) {
+    __device__ KeyBlocks(const SequenceMask& sight, int block) {
         first = sight.begin(block * rows) / rows;
         count = (sight.end(block * rows + rows - 1) + rows - 1) / rows - first;
     }
@@ -179,7 +180,7 @@ struct KeyBlocks {
 
 template <int HD>
 __device__ void copy_keys(Queries<HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
-                          const TensorMap& v, const Sight& sight, int block, const BlockTile& tile,
+                          const TensorMap& v, const SequenceMask& sight, int block, const BlockTile& tile,
                           int64_t key_head) {
     using C = Queries<HD>;
     shared.own_full.arrive_expecting(shared.q.bytes + shared.dout.bytes);
@@ -201,7 +202,7 @@ __device__ void copy_keys(Queries<HD>& shared, const TensorMap& q, const TensorM
 
 template <int HD>
 __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const float* lse, const float* delta,
-                                const Sight& sight, int block, const BlockTile& tile, int64_t padded,
+                                const SequenceMask& sight, int block, const BlockTile& tile, int64_t padded,
                                 float scale) {
     using C = Queries<HD>;
     const Consumer consumer;
@@ -249,7 +250,7 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
 
 template <int HD>
 __global__ void __launch_bounds__(Threads::threads, 1)
-    attention_backward_wgmma_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, Visible visible,
+    attention_backward_wgmma_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, AttentionMask visible,
                                          LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                          LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                          LLAMAC_KERNEL_CONSTANT const TensorMap k,
@@ -265,7 +266,7 @@ __global__ void __launch_bounds__(Threads::threads, 1)
     __syncthreads();
     const BlockTile tile =
         block_tile_of((dk.shape[1] + rows - 1) / rows, dk.shape[2]);  // more queries come first
-    const Sight sight(visible, tile.batch);
+    const SequenceMask sight(visible, tile.batch);
     if (threadIdx.x < warpgroup_size) {
         warpgroup_release_registers<Threads::producer_registers>();
         if (threadIdx.x == 0)
@@ -279,7 +280,7 @@ __global__ void __launch_bounds__(Threads::threads, 1)
 
 template <int HD>
 __global__ void __launch_bounds__(Threads::threads, 1)
-    attention_backward_wgmma_kernel_queries(View<bf16, 4> dq, Visible visible,
+    attention_backward_wgmma_kernel_queries(View<bf16, 4> dq, AttentionMask visible,
                                             LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                             LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                             LLAMAC_KERNEL_CONSTANT const TensorMap k,
@@ -297,7 +298,7 @@ __global__ void __launch_bounds__(Threads::threads, 1)
     const int blocks = static_cast<int>((dq.shape[1] + rows - 1) / rows);
     const BlockTile tile = block_tile_of(blocks, dq.shape[2]);
     const int block = blocks - 1 - static_cast<int>(tile.block);  // more keys come first
-    const Sight sight(visible, tile.batch);
+    const SequenceMask sight(visible, tile.batch);
     if (threadIdx.x < warpgroup_size) {
         warpgroup_release_registers<Threads::producer_registers>();
         if (threadIdx.x == 0) copy_keys(shared, q, dout, k, v, sight, block, tile, tile.head / group);
@@ -311,7 +312,8 @@ __global__ void __launch_bounds__(Threads::threads, 1)
 template <int HD>
 void launch_masked(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                    View<const bf16, 4> q, View<const bf16, 4> k, View<const bf16, 4> v,
-                   const Visible& visible, const Statistics& statistics, float scale, hipStream_t stream) {
+                   const AttentionMask& visible, const Statistics& statistics, float scale,
+                   hipStream_t stream) {
     const int64_t B = q.shape[0], NH = q.shape[2], NKV = k.shape[2], padded = statistics.padded;
     const int group = static_cast<int>(NH / NKV);
     launch(Grid(blocks_for(padded_time(k.shape[1]) / rows * NKV * B, 1), Threads::threads, stream,
@@ -330,7 +332,7 @@ void attention_backward_wgmma(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> 
                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                               View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
                               double scale, bool causal, int64_t window, LaunchContext context) {
-    const Visible visible(q, k, first, causal, window);
+    const AttentionMask visible(q, k, first, causal, window);
     on_heads(visible, q, [&](auto head, auto masked) {
         constexpr int HD = decltype(head)::value;
         const int64_t B = q.shape[0], NH = q.shape[2], padded = padded_time(q.shape[1]);

@@ -58,7 +58,8 @@ __device__ int steps_until(int row) {
 struct Steps {
     int first = 0, count;
 
-    __device__ Steps(bool masked, const Sight& sight, int row, int rows) : count(steps_until(row + rows)) {
+    __device__ Steps(bool masked, const SequenceMask& sight, int row, int rows)
+        : count(steps_until(row + rows)) {
         if (!masked) return;
         first = sight.begin(row) / step;
         count = steps_until(sight.end(row + rows - 1)) - first;
@@ -94,7 +95,7 @@ struct Tiles {
 
 template <bool masked, int HD, bool stays>
 __device__ void copy_all(Shared<HD, stays>& shared, const TensorMap& q, const TensorMap& k,
-                         const TensorMap& v, const Visible& visible, const Tiles<HD>& tiles, int* taken,
+                         const TensorMap& v, const AttentionMask& visible, const Tiles<HD>& tiles, int* taken,
                          int group) {
     int n = 0;  // step of the pipelines
     for (int i = 0;; i++) {
@@ -112,7 +113,7 @@ __device__ void copy_all(Shared<HD, stays>& shared, const TensorMap& q, const Te
                   batch = static_cast<int>(tile.batch), key_head = head / group;
         shared.q_full[at.index].arrive_expecting(shared.q[0].bytes);
         load_rows(shared.q[at.index], q, shared.q_full[at.index], first, head, batch);
-        const Steps steps(masked, Sight(visible, batch), first, rows<HD>);
+        const Steps steps(masked, SequenceMask(visible, batch), first, rows<HD>);
         const auto load = [&](Panels<HD, step>(&to)[stages<HD>], const TensorMap& map,
                               typename Shared<HD, stays>::StepPipeline& pipeline, int key) {
             const Stage<stages<HD>> stage(n);
@@ -181,12 +182,12 @@ __device__ int tile_number(const Shared<HD, stays>& shared, int at) {
 // The tile in stage `at`; its first step is step `base` of the pipelines.
 template <bool masked, int HD, bool stays>
 __device__ void compute(Shared<HD, stays>& shared, int at, View<bf16, 4>& out, View<float, 3>& lse,
-                        const Visible& visible, const Tiles<HD>& tiles, int& base, const Consumer& consumer,
-                        const Turns<HD>& turns, float scale) {
+                        const AttentionMask& visible, const Tiles<HD>& tiles, int& base,
+                        const Consumer& consumer, const Turns<HD>& turns, float scale) {
     Panels<HD, rows<HD>>& q = shared.q[at];
     const BlockTile begins = tiles[tile_number(shared, at)];
     const int block = tiles.row(begins), first = block + consumer.index * 64;
-    const Sight sight(visible, begins.batch);
+    const SequenceMask sight(visible, begins.batch);
     const Steps steps(masked, sight, block, rows<HD>);
     const int begin = masked ? 0 : steps.count - steps_until(max(first + 64, 1));
     // Turns begin when all have begun.
@@ -270,7 +271,7 @@ __device__ void compute(Shared<HD, stays>& shared, int at, View<bf16, 4>& out, V
 
 template <bool masked, int HD, bool stays>
 __device__ void compute_all(Shared<HD, stays>& shared, View<bf16, 4>& out, View<float, 3>& lse,
-                            const Visible& visible, const Tiles<HD>& tiles, float scale) {
+                            const AttentionMask& visible, const Tiles<HD>& tiles, float scale) {
     const Consumer consumer;
     const Turns<HD> turns(consumer);
     int base = 0;
@@ -292,7 +293,7 @@ __device__ void compute_all(Shared<HD, stays>& shared, View<bf16, 4>& out, View<
 
 template <int HD, bool masked, bool stays>
 __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
-    attention_forward_wgmma_kernel(View<bf16, 4> out, View<float, 3> lse, Visible visible,
+    attention_forward_wgmma_kernel(View<bf16, 4> out, View<float, 3> lse, AttentionMask visible,
                                    LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                    LLAMAC_KERNEL_CONSTANT const TensorMap k,
                                    LLAMAC_KERNEL_CONSTANT const TensorMap v, int* taken, int group,
@@ -325,7 +326,7 @@ __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
 void attention_forward_wgmma(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
                              View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
                              double scale, bool causal, int64_t window, LaunchContext context) {
-    const Visible visible(q, k, first, causal, window);
+    const AttentionMask visible(q, k, first, causal, window);
     int* const taken = static_cast<int*>(context.workspace);
     on_heads(visible, q, [&](auto head, auto masked) {
         constexpr int HD = decltype(head)::value;

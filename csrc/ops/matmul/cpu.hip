@@ -50,7 +50,7 @@ void matmul_forward_cpu(View<T, 2> out, View<const T, 2> x, View<const T, 2> wei
 
 namespace {
 
-constexpr int64_t most_few_rows = 4;
+constexpr int64_t max_few_rows = 4;
 constexpr int64_t weight_rows = 4;  // at a time: as many sums hide the latency of an addition
 
 // Products: fewer take less time than waking the threads.
@@ -86,7 +86,7 @@ inline A dot_product(const A* x, const T* weight, int64_t C) {
 }  // namespace
 
 bool few_rows_supports(const Call& call) {
-    return call["N"] <= most_few_rows;
+    return call["N"] <= max_few_rows;
 }
 
 template <class T>

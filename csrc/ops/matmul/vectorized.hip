@@ -12,19 +12,19 @@
 namespace llamac {
 namespace {
 
-constexpr int most_block_threads = 512;
+constexpr int max_block_threads = 512;
 constexpr int vectors_in_flight = 8;  // of a lane
-constexpr int64_t most_split = 4;     // warps that share out a row of the weight
+constexpr int64_t max_split = 4;      // warps that share out a row of the weight
 
 // split: warps per row of the weight, each with `share` columns.
 template <class T>
-__global__ void __launch_bounds__(most_block_threads)
+__global__ void __launch_bounds__(max_block_threads)
     matmul_forward_vectorized_kernel(Dependent<T*> out_, Dependent<const T*> x_, Dependent<const T*> weight_,
                                      Dependent<const T*> residual_, int64_t C, int64_t K, int64_t share,
                                      int split) {
     constexpr int size = vector_size<T>;
     struct Shared {
-        float sums[most_block_threads / warp_size];
+        float sums[max_block_threads / warp_size];
     };
     const int rows = static_cast<int>(blockDim.x) / warp_size / split, part = warp_index() % split;
     const int64_t k = int64_t{blockIdx.x} * rows + warp_index() / split;
@@ -68,7 +68,7 @@ void matmul_forward_vectorized(View<T, 2> out, View<const T, 2> x, View<const T,
                                View<const T, 2> residual, LaunchContext context) {
     const int64_t C = x.shape[1], K = weight.shape[0], vectors = C / vector_size<T>;
     const int64_t warp = device_properties().warp_size, per_warp = warp * vectors_in_flight;
-    const int64_t warps = context.threads / warp, most = std::min(most_split, warps);
+    const int64_t warps = context.threads / warp, most = std::min(max_split, warps);
     int64_t split = 1;
     while (2 * split <= most && split * per_warp < vectors) split *= 2;
     const int64_t share = (vectors + split - 1) / split * vector_size<T>;

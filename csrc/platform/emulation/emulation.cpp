@@ -34,7 +34,7 @@ namespace {
 namespace context = boost::context;
 
 constexpr size_t stack_bytes = 128 << 10;
-constexpr int most_threads = 1024;
+constexpr int max_threads_per_block = 1024;
 Order current_order = Order::forward;
 
 // What ThreadSanitizer is told. This file is compiled without it (cpu.cmake): the scheduler's own accesses
@@ -128,7 +128,7 @@ struct Fences {
     int64_t barrier[2];
 };
 
-// What one host thread works on.
+// The state of one host thread.
 struct Block {
     std::vector<Thread> threads;
     std::vector<std::unique_ptr<Worker>> workers;
@@ -331,7 +331,7 @@ void prepare(dim3 blocks, dim3 threads, size_t shared_bytes, Site site, void (*b
     }
 }
 
-// What the threads of a grid did is before what follows it.
+// The accesses of a grid precede those after it.
 void finish() {
     for (int i = 0; races && i <= block->count; i++) {
         enter(block->workers[i]->race_fiber);
@@ -396,7 +396,7 @@ void run_grid(dim3 blocks, dim3 threads, size_t shared_bytes, Site site, void (*
     const int64_t size = int64_t{threads.x} * threads.y * threads.z;
     // AMD: fewer than 2^32 threads in a dimension.
     if (count < 1 || blocks.x > 0x7fffffff || int64_t{blocks.x} * threads.x >= int64_t{1} << 32 ||
-        blocks.y > 65535 || blocks.z > 65535 || size < 1 || size > most_threads ||
+        blocks.y > 65535 || blocks.z > 65535 || size < 1 || size > max_threads_per_block ||
         static_cast<int64_t>(shared_bytes) > device_properties().shared_bytes) {
         std::fprintf(stderr,
                      "emulated kernel: %s:%d: a grid of %ld blocks of %ld threads with %zu bytes of LDS\n",

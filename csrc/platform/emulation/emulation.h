@@ -2,7 +2,7 @@
 // one fiber a GPU thread. __syncthreads is a rendezvous of the block's fibers, every warp operation one of a
 // warp's. LLAMAC_WARP, 32 or 64, is the warp size.
 //
-// What it shows that a GPU may hide:
+// It detects faults that a GPU may hide:
 // - Memory and LDS are full of NaN until they are written.
 // - The program ends, with file and line, at a __syncthreads or a warp operation that not all threads reach
 //   (lanes that have returned are excused from warp operations, not from barriers), at a shuffle from a lane

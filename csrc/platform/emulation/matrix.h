@@ -17,7 +17,7 @@ float element(const uint32_t* words, int i) {
     return static_cast<float>(e);
 }
 
-// What one lane brings: its elements of a and b, and its sums.
+// The operands of one lane: its elements of a and b, and its sums.
 struct MatrixLane {
     const uint32_t *a, *b;
     float* sums;
@@ -111,7 +111,7 @@ inline void mma_m16n8k16(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t
     const uint32_t b[2] = {b0, b1};
     emulation::matrix<emulation::MmaLayout<2>>(c, a, b, {file, line});
 }
-// Either form: the emulated device stands for both vendors.
+// Both forms: the emulated device represents both vendors.
 template <class F>
 constexpr bool multiplies_fp8 = true;
 template <class A, class B>

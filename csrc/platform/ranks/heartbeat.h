@@ -1,6 +1,6 @@
-// Which rank was lost first. A rank that is lost stops those that wait for it, which stops those that wait for them: each
-// would name another one. So every rank tells rank 0 several times per second that it is there, in a thread and over a
-// transport of their own, and rank 0 tells all which one does not.
+// Finds the rank that was lost first. A lost rank stops the ranks that wait for it, which stop others, and each would name
+// another one. So every rank reports to rank 0 several times per second, in a thread and over a transport of its own, and
+// rank 0 tells all which rank does not.
 #pragma once
 #include <condition_variable>
 #include <functional>
@@ -14,23 +14,23 @@
 namespace llamac {
 
 struct Heartbeat {
-    // Every rank calls it. abandoned: called by the heartbeat's thread where this rank is still there five seconds after
-    // one was lost, because it waits for a device, for one; none: not called.
+    // Every rank calls it. abandoned: called by the heartbeat's thread if this rank is still blocked, as by its device, 5 s
+    // after a rank was lost.
     Heartbeat(std::unique_ptr<Transport> transport, std::function<void(const LostRank&)> abandoned);
     Heartbeat(const Heartbeat&) = delete;
-    // Takes leave of the others; while an exception is thrown, as a rank that is lost.
+    // Tells the others that this rank ends; during an exception, as a lost rank.
     ~Heartbeat();
 
-    // What all ranks are told, if that comes within two seconds, else what this one has found. The same from then on.
+    // The rank that all ranks are told, if that comes within two seconds, else `found`. Later calls return the same.
     LostRank first_lost(const LostRank& found);
-    // Throws it, where there is one, and Error after announce().
+    // Throws LostRank if a rank is lost, and Error after announce().
     void check();
-    // Tells the others that this rank has met an error and ends, like one that is lost: before what it still does.
+    // Tells the others that this rank ends because of an error, as if it were lost.
     void announce();
 
   private:
     enum class State : int64_t { there, leaving, ended, silent };
-    struct Word {  // of rank 0 to another one, and back: of itself
+    struct Word {  // from rank 0 to another rank, and from that rank about itself
         State state = State::there;
         int64_t rank = 0;  // that has ended or is silent
     };
@@ -54,8 +54,8 @@ struct Heartbeat {
     std::thread thread;
 };
 
-// A transport that throws what the heartbeat says in place of what it finds itself, and does not wait again for a rank that
-// is known to be lost. The heartbeat must outlive it.
+// A transport that throws the heartbeat's LostRank in place of its own, and does not wait for a rank that is known to be
+// lost. The heartbeat must outlive it.
 std::unique_ptr<Transport> watched(std::unique_ptr<Transport> transport, Heartbeat& heartbeat);
 
 }  // namespace llamac

@@ -45,7 +45,7 @@ struct HostCommunicator : Communicator {
         int64_t elements(int64_t rank) const { return first(rank + 1) - first(rank); }
         int64_t largest() const { return elements(0); }
     };
-    // Reduces the own part of everybody's `in`, or gathers everybody's part, which is `in`.
+    // Reduces this rank's part of all ranks' `in`, or gathers the parts `in` of all ranks.
     struct Call {
         void* out;
         const void* in;
@@ -65,7 +65,7 @@ struct HostCommunicator : Communicator {
     explicit HostCommunicator(std::unique_ptr<Transport> over)
         : Communicator(over->rank, over->size), transport(std::move(over)) {}
 
-    // out = the reduction of the own part of everybody's `in`.
+    // out = the reduction of this rank's part of all ranks' `in`.
     void reduce_own(char* out, const void* in, const Parts& parts, const ElementType& type,
                     Reduction reduction) {
         const int64_t own = parts.elements(rank);
@@ -146,7 +146,7 @@ struct HostCommunicator : Communicator {
             run_together({call});
     }
     void run_together(const std::vector<Call>& calls) {
-        int64_t bytes = 0;  // of everybody's term of the calls that reduce
+        int64_t bytes = 0;  // of one rank's terms in the calls that reduce
         for (const Call& call : calls) bytes += call.reduction ? size * call.bytes(rank) : 0;
         received.resize(static_cast<size_t>(bytes));
         std::vector<Message> messages;

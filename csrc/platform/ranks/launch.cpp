@@ -54,7 +54,7 @@ int64_t tasks_of_node(const std::string& list, int64_t node) {
     return 0;
 }
 
-// Of this process's node.
+// Of the node of this process.
 int64_t slurm_local_size(const char* name, int64_t size) {
     const auto list = variable(name);
     if (!list) fail("environment: ", name, ": expected it from srun, found none");

@@ -1,4 +1,4 @@
-// The processes of a run: this one's rank and how to reach the others, as its launcher says in the environment.
+// The processes of a run: this rank and the address of rank 0, from the launcher's environment variables.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -15,22 +15,21 @@ struct Launch {
     int port = 0;                            // where rank 0 listens for the others
 };
 
-// torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), which --devices sets as
-// well, or else those of Open MPI, MPICH and Intel MPI, or else those of srun. Throws Error where they are incomplete or
-// contradict one another.
+// Reads torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), which --devices sets
+// as well, or else those of Open MPI, MPICH and Intel MPI, or else those of srun. Throws Error if they are incomplete or
+// contradictory.
 Launch find_launch();
 
-// The number of this process's device among so many that it sees: its place on the host, or the only one, where the launcher
-// shows each process its own alone (ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES). Throws Error where
-// there are too few.
+// The index of this process's device among the visible ones: its local rank, or 0 if the launcher shows each process its own
+// device (ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES). Throws Error if there are too few.
 int own_device(const Launch& launch, int devices);
 
-// Whether this process is the first one on its host, as far as its launcher's variables say. Where they are incomplete, or
-// a library is missing, all processes find the same and cannot agree who says it: this one does.
+// Whether this process reports errors that all processes of the host find, before they are connected: the first one, by the
+// launcher's variables.
 bool speaks_for_host();
 
-// Another port than master_port, where torchrun's agent listens; the same on all ranks. Below the ports that systems give
-// to clients (Linux: from 32768).
+// A port other than master_port, at which torchrun's agent listens; the same on all ranks, and below the ports of clients
+// (Linux: from 32768).
 int rendezvous_port(int master_port);
 
 }  // namespace llamac

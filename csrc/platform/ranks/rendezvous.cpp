@@ -96,7 +96,7 @@ std::unique_ptr<addrinfo, FreeAddresses> addresses_of(const Launch& launch, int 
     return std::unique_ptr<addrinfo, FreeAddresses>(found);
 }
 
-// What a rank says first; the purpose is the first line.
+// The first message of a rank; its first line is the purpose.
 std::string greeting(const Launch& launch, const std::string& purpose) {
     return "llamac " + purpose + "\n" + std::to_string(launch.size) + " " + std::to_string(launch.rank);
 }

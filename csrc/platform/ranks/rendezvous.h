@@ -1,4 +1,4 @@
-// How ranks find one another: each tells rank 0 what the others are to know of it, and gets what all of them told.
+// The first exchange of ranks, through rank 0.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,11 +7,11 @@
 
 namespace llamac {
 
-// This host's address on the way to rank 0's, as a number: 10.0.0.2.
+// The numeric address of this host towards rank 0: 10.0.0.2.
 std::string own_address(const Launch& launch);
 
-// Everybody's text, by rank. Rank 0 listens at the launch's port meanwhile. Throws Error where ranks are missing after so
-// many seconds, have another number of ranks, or the port is taken.
+// Gathers a text per rank. Rank 0 listens at the launch's port meanwhile. Throws Error if ranks are missing after `seconds`,
+// have another number of ranks, or the port is taken.
 std::vector<std::string> meet(const Launch& launch, const std::string& purpose, const std::string& text,
                               double seconds);
 

@@ -62,7 +62,7 @@ void be_rank(int64_t rank, int64_t count, int port, pid_t parent, const sigset_t
     _exit(2);
 }
 
-// What a shell would report.
+// The exit status that a shell would report.
 int exit_code(int status) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }

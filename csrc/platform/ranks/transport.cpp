@@ -55,7 +55,7 @@ void Transport::wait_for(int64_t peer, double waited) const {
 
 namespace {
 
-// What a rank tells of the text that it gathers. The text follows, unless it fits.
+// Describes the text of a rank, and contains it if it fits.
 struct Header {
     char kind[16] = {};
     int64_t number = 0, bytes = 0, failed = 0;
