@@ -44,7 +44,8 @@ std::vector<TokenizerFile> read_tokenizer_files(const std::string& model, const 
     return files;
 }
 
-void replace_tokenizer_file(std::vector<TokenizerFile>& files, const std::string& name, const std::string& text) {
+void replace_tokenizer_file(std::vector<TokenizerFile>& files, const std::string& name,
+                            const std::string& text) {
     const bool is_generation = name == generation_file;
     if (!is_generation &&
         std::find(std::begin(tokenizer_files), std::end(tokenizer_files), name) == std::end(tokenizer_files))
