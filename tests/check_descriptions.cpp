@@ -24,7 +24,7 @@ const char* const norm =
     "seed)"
     " grad table = grad dx test(N=1, C=2, V=3) test_large(V=4, C=8, N=5)";
 
-void check_all_marks() {
+TEST(check_all_marks) {
     const Description d = parse_description(norm);
     check(d.name == "norm" && d.operands.size() == 9 && d.outputs == 3, "operands");
     const Operand &dx = d.operands[0], &sum = d.operands[1], &m = d.operands[2], &x = d.operands[3],
@@ -32,30 +32,24 @@ void check_all_marks() {
     check(d.types.size() == 5 && d.types[0].letter == 'T' && d.types[4].letter == 'W', "type letters");
     check(d.types[3].choices == std::vector<DType>{DType::bf16, DType::f64}, "the types of a letter");
     check(d.types[1].arithmetic_of == 0 && d.types[1].choices == std::vector<DType>{DType::f32} &&
-              d.types[0].arithmetic_of < 0,
-          "arithmetic");
+          d.types[0].arithmetic_of < 0);
     check(dx.letter == 0 && sum.letter == 2 && m.letter == 3 && d.operands[4].letter == 1 &&
-              d.operands[6].letter == 4 && f.letter < 0 && f.dtype == DType::f64,
-          "types of operands");
+          d.operands[6].letter == 4 && f.letter < 0 && f.dtype == DType::f64);
     check(type_text(d, m) == "M" && type_text(d, ids) == "i32", "a type's text");
     check(dx.output && dx.may_share == std::vector<int>{3}, "may_share");
     check(dimension_text(d, dx) == "[N,2C]" && dimension_text(d, m) == "[N,C/2]" &&
-              dimension_text(d, f) == "[1]" && dimension_text(d, d.operands[4]) == "[]",
-          "shapes");
+          dimension_text(d, f) == "[1]" && dimension_text(d, d.operands[4]) == "[]");
     check(sum.adds_if == 0 && sum.accumulated() && !dx.accumulated(), "adds_if");
     check(m.nullable && m.in_place && m.random == 1 && m.nearest_beside == 4, "random");
     check(!x.output && x.strided && x.positive, "strided >0");
-    check(ids.letter < 0 && ids.holds_integers() && ids.bound == d.find_dimension("V") && ids.except == 2,
-          "<V except");
+    check(ids.letter < 0 && ids.holds_integers() && ids.bound == d.find_dimension("V") && ids.except == 2);
     check(begin.begins == d.find_dimension("C") && ids.begins < 0 && begin.bound < 0, "begins");
     check(d.scalars[0].kind == 'b' && d.scalars[1].kind == 'i' && d.scalars[3].kind == 'f', "scalars");
     check(d.scalars[1].values == std::vector<double>{42, 1e12} && d.scalars[2].values.empty(), "values");
     const ScalarInfo &eps = d.scalars[3], &first = d.scalars[4], &on = d.scalars[5];
-    check(!eps.missing && first.missing == 3 && first.values == std::vector<double>{0, 5} && on.missing == 1,
-          "values where they are left out");
+    check(!eps.missing && first.missing == 3 && first.values == std::vector<double>{0, 5} && on.missing == 1);
     check(first.not_negative && !d.scalars[1].not_negative, ">=0");
-    check(missing_text(eps).empty() && missing_text(first) == "3" && missing_text(on) == "true",
-          "their text");
+    check(missing_text(eps).empty() && missing_text(first) == "3" && missing_text(on) == "true");
     const DimensionInfo &N = d.dimensions[0], &C = d.dimensions[1], &V = d.dimensions[2];
     check(N.name == "N" && N.splits && N.may_be_zero && V.may_be_zero && !C.may_be_zero && !C.splits, "rows");
     check(C.multiple_of == 2 && V.multiple_of < 0, "multiple");
@@ -65,8 +59,7 @@ void check_all_marks() {
     check(b.gives[0].operand == "dq" && b.gives[0].source == 3 && b.gives[0].gradient, "a gradient given");
     check(b.takes[0].operand == "dout" && b.takes[0].source == 0 && b.takes[0].gradient, "a gradient taken");
     check(b.takes[1].operand == "x" && b.takes[1].source == 3 && !b.takes[1].gradient, "an operand taken");
-    check(b.takes[2].operand == "z" && b.takes[2].source == 1 && b.scalars == std::vector<int>{3, 1},
-          "others");
+    check(b.takes[2].operand == "z" && b.takes[2].source == 1 && b.scalars == std::vector<int>{3, 1});
     check(d.same_gradients.at(0).input == 6 && d.same_gradients[0].source == 0, "grad");
     check(d.test_shapes.at(0).size == std::vector<int64_t>{1, 2, 3} && !d.test_shapes[0].large, "test");
     check(d.test_shapes.at(1).size == std::vector<int64_t>{5, 8, 4} && d.test_shapes[1].large, "test_large");
@@ -168,7 +161,7 @@ const std::vector<std::pair<const char*, std::vector<std::string>>> errors = {
     {"f<T: f32>(a: T[N];) test(N)", {"expected '='"}},
     {"f<T: f32>(a: T[N];) test(C=1)", {"a dimension letter of the operands"}},
 };
-void check_errors() {
+TEST(check_errors) {
     for (const auto& [text, words] : errors) refused(text, words, [text = text] { parse_description(text); });
 }
 
@@ -176,7 +169,7 @@ void check_errors() {
 template <class T>
 void launcher(View<T, 2>, View<const float, 1>, double) {}
 
-void check_launchers() {
+TEST(check_launchers) {
     const Instantiation fits = instantiations<launcher<float>>()[0],
                         wide = instantiations<launcher<double>>()[0];
     const auto take = [](const std::string& text, const Instantiation& e) {
@@ -201,12 +194,68 @@ void check_launchers() {
     refuse("(a: W[N,C]; b: T[N]; s: float)", wide, {"a is f64, expected f32"});
 }
 
+TEST(check_derivatives_of_the_program) {
+    check(error_of(check_derivatives).empty(), error_of(check_derivatives));
+    const Operation& op = find_operation("matmul_forward");
+    check(op.derivatives.size() == 2 && op.same_gradients.size() == 1, "matmul_forward has two");
+}
+
+// The same, of descriptions that are wrong.
+TEST(check_wrong_derivatives) {
+    const std::pair<const char*, const char*> wrong[] = {
+        {"nowhere(dx: grad x; dout: grad out)", "no operation is called nowhere"},
+        {"swiglu_backward(dx: grad x; dout: grad out, gate_up: x)", "dx is no output of it"},
+        {"swiglu_backward(dgate_up: grad x; y: grad out, gate_up: x)", "y is no input of it"},
+        {"swiglu_backward(dgate_up: grad x; dout: grad out)", "gate_up is left out"},
+        {"rope_backward(dx: grad x; dout: grad out, cis: x)", "the scalar interleaved is left out"},
+    };
+    for (const auto& [clause, message] : wrong) {
+        const Description d =
+            parse_description((std::string("f<T: f32>(out: T[N]; x: T[N]) derivative ") + clause).c_str());
+        refused(clause, {message}, [&] { check_derivative(d, d.derivatives[0]); });
+    }
+}
+
+// Every variant has a name of its own, which is no number; what has kernels has a naive one.
+TEST(check_variant_names) {
+    for (const Operation* op : operations()) {
+        std::set<std::string> names;
+        for (const Variant& v : op->variants)
+            check(names.insert(v.name).second && std::isalpha(static_cast<unsigned char>(v.name[0])),
+                  op->name + ": " + v.name);
+        check(names.count("reference") && names.count("naive") && !names.count("optimized"), op->name);
+    }
+}
+
+std::string names_of(const std::string& choice) {
+    const KernelChoices choices({choice});
+    const Operation& op = find_operation(choice.substr(0, choice.find('=')));
+    std::string names;
+    for (const Variant* v : *choices.of(op)) names += std::string(names.empty() ? "" : ",") + v->name;
+    return names;
+}
+
+// As --kernel takes them; `optimized` is what runs by default, in its order.
+TEST(check_kernel_choices) {
+    const bool host = computing_context().backend == Backend::host;
+    check(names_of("rope_forward=vectorized,naive") == "vectorized,naive", "a list");
+    check(names_of("rope_forward=optimized") == (host ? "cpu,reference" : "shuffle,vectorized,naive"));
+    check(names_of("rope_forward=naive,optimized") ==
+          (host ? "naive,cpu,reference" : "naive,shuffle,vectorized"));
+    check(names_of("attention_backward=optimized").find("atomic") == std::string::npos);
+    refused("magic",
+            {"rope_forward: no variant magic, expected one of optimized, cpu, shuffle, vectorized, naive, "
+             "reference"},
+            [] { KernelChoices({"rope_forward=magic"}); });
+    refused("empty", {"rope_forward: no variant , expected"}, [] { KernelChoices({"rope_forward=naive,"}); });
+}
+
 // An operation whose inputs are stored in types of their own.
 template <class X, class W>
 void mixed_reference(View<float, 1> out, View<const X, 1> x, View<const W, 1> weight) {
     for (int64_t n = 0; n < out.shape[0]; n++) out(n) = float(x(n)) * float(weight(n));
 }
-void check_mixed_types() {
+TEST(check_mixed_types) {
     static const Operation mixed(  // registers itself: the last of the checks
         "mixed<X: f32 bf16, W: f32 bf16 f64>(out: f32[N]; x: X[N], weight: W[N])", "out = x * weight",
         {{"reference", "plain loops", Backend::host,
@@ -236,70 +285,8 @@ void check_mixed_types() {
             [&] { product(f32, tensor(integers, DType::i32)); });
 }
 
-void check_derivatives_of_the_program() {
-    check(error_of(check_derivatives).empty(), error_of(check_derivatives));
-    const Operation& op = find_operation("matmul_forward");
-    check(op.derivatives.size() == 2 && op.same_gradients.size() == 1, "matmul_forward has two");
-}
-
-// The same, of descriptions that are wrong.
-void check_wrong_derivatives() {
-    const std::pair<const char*, const char*> wrong[] = {
-        {"nowhere(dx: grad x; dout: grad out)", "no operation is called nowhere"},
-        {"swiglu_backward(dx: grad x; dout: grad out, gate_up: x)", "dx is no output of it"},
-        {"swiglu_backward(dgate_up: grad x; y: grad out, gate_up: x)", "y is no input of it"},
-        {"swiglu_backward(dgate_up: grad x; dout: grad out)", "gate_up is left out"},
-        {"rope_backward(dx: grad x; dout: grad out, cis: x)", "the scalar interleaved is left out"},
-    };
-    for (const auto& [clause, message] : wrong) {
-        const Description d =
-            parse_description((std::string("f<T: f32>(out: T[N]; x: T[N]) derivative ") + clause).c_str());
-        refused(clause, {message}, [&] { check_derivative(d, d.derivatives[0]); });
-    }
-}
-
-// Every variant has a name of its own, which is no number; what has kernels has a naive one.
-void check_variant_names() {
-    for (const Operation* op : operations()) {
-        std::set<std::string> names;
-        for (const Variant& v : op->variants)
-            check(names.insert(v.name).second && std::isalpha(static_cast<unsigned char>(v.name[0])),
-                  op->name + ": " + v.name);
-        check(names.count("reference") && names.count("naive") && !names.count("optimized"), op->name);
-    }
-}
-
-std::string names_of(const std::string& choice) {
-    const KernelChoices choices({choice});
-    const Operation& op = find_operation(choice.substr(0, choice.find('=')));
-    std::string names;
-    for (const Variant* v : *choices.of(op)) names += std::string(names.empty() ? "" : ",") + v->name;
-    return names;
-}
-
-// As --kernel takes them; `optimized` is what runs by default, in its order.
-void check_kernel_choices() {
-    const bool host = computing_context().backend == Backend::host;
-    check(names_of("rope_forward=vectorized,naive") == "vectorized,naive", "a list");
-    check(names_of("rope_forward=optimized") == (host ? "cpu,reference" : "shuffle,vectorized,naive"),
-          "optimized");
-    check(names_of("rope_forward=naive,optimized") ==
-              (host ? "naive,cpu,reference" : "naive,shuffle,vectorized"),
-          "optimized in a list");
-    check(names_of("attention_backward=optimized").find("atomic") == std::string::npos,
-          "optimized is deterministic");
-    refused("magic",
-            {"rope_forward: no variant magic, expected one of optimized, cpu, shuffle, vectorized, naive, "
-             "reference"},
-            [] { KernelChoices({"rope_forward=magic"}); });
-    refused("empty", {"rope_forward: no variant , expected"}, [] { KernelChoices({"rope_forward=naive,"}); });
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_checks(
-        argc, argv,
-        checks<check_all_marks, check_errors, check_launchers, check_derivatives_of_the_program,
-               check_wrong_derivatives, check_variant_names, check_kernel_choices, check_mixed_types>());
+    return run_checks(argc, argv);
 }

@@ -11,7 +11,6 @@
 #include "core/dispatch.h"
 #include "core/random.h"
 #include "core/registry.h"
-#include "platform/threads.h"
 
 using namespace llamac;
 
@@ -157,7 +156,7 @@ void compare_all(const Make& make) {
                 for (const float scale : scales) make(size.N, size.C, storage, type, scale);
 }
 
-void check_swiglu_forward() {
+TEST(check_swiglu_forward) {
     compare_all([](int64_t N, int64_t F, DType storage, DType type, float scale) {
         const Held out(storage, {N, F}), gate_up(storage, {N, 2 * F}, 1);
         compare({.plain = "swiglu_forward",
@@ -171,7 +170,7 @@ void check_swiglu_forward() {
     });
 }
 
-void check_swiglu_backward() {
+TEST(check_swiglu_backward) {
     compare_all([](int64_t N, int64_t F, DType storage, DType type, float scale) {
         const Held dgate_up(storage, {N, 2 * F}), dout(storage, {N, F}, 1), gate_up(storage, {N, 2 * F}, 2);
         compare({.plain = "swiglu_backward",
@@ -186,7 +185,7 @@ void check_swiglu_backward() {
 }
 
 // Three heads, of which the last is not turned.
-void check_rope_backward() {
+TEST(check_rope_backward) {
     compare_all([](int64_t N, int64_t size, DType storage, DType type, float scale) {
         const int64_t heads = 3, turned = 2, HD = size / 2 * 2, time = N % 2 ? N : N / 2;
         const Held result(storage, {N, heads * HD}, 1), dout(storage, {N, heads * HD}, 1);
@@ -210,7 +209,7 @@ void check_rope_backward() {
 }
 
 // The new weight and the codes of both, and the state that AdamW leaves.
-void check_adamw() {
+TEST(check_adamw) {
     const auto with = [](int64_t K, int64_t C, DType T, DType G, DType M, DType type, bool has_master,
                          bool skipped) {
         const auto pass = [&](const Variant& v, bool fused, std::string& bits) {
@@ -276,7 +275,5 @@ void check_adamw() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    limit_spinning(argv);
-    return run_checks(
-        argc, argv, checks<check_swiglu_forward, check_swiglu_backward, check_rope_backward, check_adamw>());
+    return run_checks(argc, argv);
 }

@@ -382,7 +382,7 @@ void tiles() {
     products_of_columns<R>();
     stored_rows<R>();
 }
-void all_tiles() {
+TEST(all_tiles) {
     tiles<16>();
     products_of_fp8();
     if constexpr (has_tile<32>)
@@ -392,9 +392,5 @@ void all_tiles() {
 }  // namespace
 
 int main(int argc, char** argv) {
-#if defined(LLAMAC_CPU)
-    return run_device_checks(argc, argv, checks<swizzle, copies, instructions, all_tiles>());
-#else
-    return run_device_checks(argc, argv, checks<swizzle, copies, all_tiles>());
-#endif
+    return run_device_checks(argc, argv);
 }

@@ -3,7 +3,6 @@
 #include <map>
 
 #include "ops/operations.h"
-#include "platform/threads.h"
 #include "small_run.h"
 #include "train/memory.h"
 #include "train/model_options.h"
@@ -11,11 +10,6 @@
 using namespace llamac;
 
 namespace {
-
-Words with(Words words, const Words& more) {
-    words.insert(words.end(), more.begin(), more.end());
-    return words;
-}
 
 // bit: from the highest one on where it is negative; -2 makes 2.0 of 0.
 void flip(const Tensor& t, int64_t element, int bit) {
@@ -45,7 +39,7 @@ void flip(Elements& x, size_t bit) {
     x[bit / 16] ^= static_cast<uint16_t>(1u << bit % 16);
 }
 
-void check_every_bit() {
+TEST(check_every_bit) {
     Elements x(67);
     for (size_t i = 0; i < x.size(); i++) x[i] = static_cast<uint16_t>(i * i * 40503);
     const auto expected = hash_of(x);
@@ -65,7 +59,7 @@ void check_every_bit() {
 }
 
 // Changes of two words, of the same bit of each, whose terms might cancel.
-void check_pairs_of_bits() {
+TEST(check_pairs_of_bits) {
     Elements x(64);
     for (const uint16_t content : {0, 0x3f80, 0xffff}) {
         std::fill(x.begin(), x.end(), content);
@@ -92,19 +86,17 @@ void check_pairs_of_bits() {
 
 // ---- the same bits ----
 
-void check_same_bits() {
+TEST(check_same_bits) {
     for (const Words& precision : precisions)
         for (const Words& how : {Words{}, {"--recompute", "block", "--total-batch-size", "64"}}) {
             const Words words = with(precision, how);
             const Trained plain = train(small_run(words), 0);
-            check(train(small_run(with(words, {"--verify-every", "1"})), 1) == plain,
-                  "every step: other bits");
-            check(train(small_run(with(words, {"--verify-every", "4"})), 0) == plain,
-                  "some steps: other bits");
+            check(train(small_run(with(words, {"--verify-every", "1"})), 1) == plain);
+            check(train(small_run(with(words, {"--verify-every", "4"})), 0) == plain);
         }
 }
 
-void check_kernels() {
+TEST(check_kernels) {
     Options o =
         small_run(with(precisions[2], {"--steps", "2", "--seq-len", "8", "--total-batch-size", "64"}));
     o.kernel = all_kernels();
@@ -116,17 +108,10 @@ void check_kernels() {
     }
 }
 
-void check_resumed() {
+TEST(check_resumed) {
     const Words words = {"--out", in_folder("resumed"), "--verify-every", "2"};
-    fs::create_directories(in_folder("resumed"));
     const Trained whole = train(small_run(words), 0);
-    Trainer first(small_run(with(words, {"--steps", "6"})), 0);
-    Trained trained;
-    for (int k = 0; k < 3; k++) {
-        first.start_step();
-        finish(first, 0, trained);
-    }
-    first.save(OpenFolder(in_folder("resumed")));
+    saved_run(small_run(words));
     Trainer again(small_run(with(words, {"--resume", "auto"})), 0);
     check(train(again).weights == whole.weights, "resumed between verified steps: other bits");
 }
@@ -151,12 +136,9 @@ const Parameter& parameter(const Model& m, const std::string& name) {
 std::string said(const Options& o, const Fault& fault) {
     Trainer t(o, 0);
     std::map<std::string, int> calls;
-    const Observer observer{[](hipStream_t) {},
-                            [&](const Call& call, const Variant&) {
-                                if (call.op->name == fault.operation && ++calls[call.op->name] == fault.count)
-                                    fault.make(t.model);
-                            },
-                            [](int64_t, hipStream_t) {}};
+    const Observer observer = observe_calls([&](const Call& call, const Variant&) {
+        if (call.op->name == fault.operation && ++calls[call.op->name] == fault.count) fault.make(t.model);
+    });
     t.model.context.observer = &observer;
     t.start_step();
     const std::string message = error_of([&] { t.finish_step(); });
@@ -236,7 +218,7 @@ std::vector<Fault> faults(bool master) {
     return all;
 }
 
-void check_faults() {
+TEST(check_faults) {
     for (const Words& precision : precisions) {
         const Options o = small_run(with(precision, {"--verify-every", "1"}));
         check(said(o, {"none", "adamw", 1, [](Model&) {}, {}}).empty(), "no fault, no difference");
@@ -251,7 +233,7 @@ void check_faults() {
 
 // ---- flags and memory ----
 
-void check_refused_kernels() {
+TEST(check_refused_kernels) {
     const Words atomic = {"--kernel", "attention_backward=flash_atomic"};
     refused(
         "kernels whose bits differ",
@@ -266,10 +248,9 @@ int64_t verification_bytes(const Model& m) {
     return bytes;
 }
 
-void check_planned_memory() {
+TEST(check_planned_memory) {
     Trainer with_it(small_run({"--verify-every", "1"}), 0), without(small_run(), 0);
-    check(verification_bytes(with_it.model) > 0 && verification_bytes(without.model) == 0,
-          "the memory table has it");
+    check(verification_bytes(with_it.model) > 0 && verification_bytes(without.model) == 0);
     for (const Words& precision : precisions) {
         ModelOptions large = model_options(small_run(precision));
         large.batch_size = 1;
@@ -284,8 +265,5 @@ void check_planned_memory() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    limit_spinning(argv);
-    return run_checks(argc, argv,
-                      checks<check_every_bit, check_pairs_of_bits, check_same_bits, check_kernels,
-                             check_resumed, check_faults, check_refused_kernels, check_planned_memory>());
+    return run_checks(argc, argv);
 }

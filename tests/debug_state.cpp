@@ -7,6 +7,7 @@
 #include <deque>
 
 #include "model/optimizer.h"
+#include "platform/threads.h"
 #include "train/model_options.h"
 
 using namespace llamac;
@@ -140,6 +141,7 @@ Fp8Options parse_fp8(const std::string& text) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    limit_spinning(argv);
     try {
         if (argc < 3)
             fail(
