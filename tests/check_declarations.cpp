@@ -51,11 +51,8 @@ std::string declare(const Operation& op) {
         scalars.push_back(s.name);
     }
     text += "};\ninline void " + op.name + "(const Context& context, const " + type + "& call) {\n";
-    text += "    static const Operation& operation = find_operation(\"" + op.name + "\");\n";
-    text += "    const Tensor tensors[] = {" + list(operands) + "};\n";
-    if (!scalars.empty()) text += "    const Scalar scalars[] = {" + list(scalars) + "};\n";
-    text += std::string("    run(operation, tensors, ") + (scalars.empty() ? "{}" : "scalars") +
-            ", context);\n}\n";
+    text += "    run_by_name<\"" + op.name + "\">(context, {" + list(operands) + "}, {" + list(scalars) +
+            "});\n}\n";
     return text;
 }
 
@@ -66,8 +63,22 @@ std::string declarations() {
         "// edited. docs/operations.md explains types and shapes.\n"
         "// clang-format off\n"
         "#pragma once\n"
+        "#include <algorithm>\n"
+        "#include <initializer_list>\n\n"
         "#include \"core/typed_call.h\"\n\n"
-        "namespace llamac {\n";
+        "namespace llamac {\n\n"
+        "template <size_t size>\n"
+        "struct OperationName {\n"
+        "    char text[size];\n"
+        "    constexpr OperationName(const char (&name)[size]) { std::copy_n(name, size, text); }\n"
+        "};\n"
+        "// Looks the operation up once.\n"
+        "template <OperationName name>\n"
+        "void run_by_name(const Context& context, std::initializer_list<Tensor> tensors, "
+        "std::initializer_list<Scalar> scalars) {\n"
+        "    static const Operation& operation = find_operation(name.text);\n"
+        "    run(operation, {tensors.begin(), tensors.size()}, {scalars.begin(), scalars.size()}, context);\n"
+        "}\n";
     for (const Operation* op : operations()) text += declare(*op);
     return text + "\n}  // namespace llamac\n";
 }

@@ -115,6 +115,11 @@ void adamw_vectorized(View<T, 1> weight, View<float, 1> master, View<M, 1> m, Vi
            settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset), P);
 }
 
+// A launcher for each combination of the types of weights, gradients and moments.
+#define LLAMAC_ADAMW(LAUNCHER)                                                                 \
+    LAUNCHER<float, float, float>, LAUNCHER<float, float, bf16>, LAUNCHER<bf16, float, float>, \
+        LAUNCHER<bf16, float, bf16>, LAUNCHER<bf16, bf16, float>, LAUNCHER<bf16, bf16, bf16>
+
 Operation adamw(
     "adamw<T: f32 bf16 f64, A: arithmetic(T), G: f32 bf16 f64, M: f32 bf16 f64>"
     "(weight~: T[P] random(seed, master), master?~: A[P], m~: M[P] random(seed), v~: M[P] >0 "
@@ -125,28 +130,17 @@ Operation adamw(
     " grad_clip: float {1, 0}, seed: int {42, 1e12}, stream: int {4},"
     " offset: int = 0 {0, 17179867136, 3}) empty(P)",
     "one update: clipping, moments, decoupled weight decay, rounding to storage",
-    {{"cpu", "fixed chunks over threads", Backend::host,
-      instantiations<adamw_cpu<float, float, float>, adamw_cpu<float, float, bf16>,
-                     adamw_cpu<bf16, float, float>, adamw_cpu<bf16, float, bf16>,
-                     adamw_cpu<bf16, bf16, float>, adamw_cpu<bf16, bf16, bf16>>()},
+    {{"cpu", "fixed chunks over threads", Backend::host, instantiations<LLAMAC_ADAMW(adamw_cpu)>()},
      {"vectorized",
       "eight elements per thread, 128-bit accesses",
       Backend::device,
-      instantiations<adamw_vectorized<float, float, float>, adamw_vectorized<float, float, bf16>,
-                     adamw_vectorized<bf16, float, float>, adamw_vectorized<bf16, float, bf16>,
-                     adamw_vectorized<bf16, bf16, float>, adamw_vectorized<bf16, bf16, bf16>>(),
+      instantiations<LLAMAC_ADAMW(adamw_vectorized)>(),
       {"an offset that is a multiple of 4, or of 2048 where elements pass number 2^34",
        adamw_vectorized_takes},
       {128, 256}},
-     {"naive", "one thread per element", Backend::device,
-      instantiations<adamw_naive<float, float, float>, adamw_naive<float, float, bf16>,
-                     adamw_naive<bf16, float, float>, adamw_naive<bf16, float, bf16>,
-                     adamw_naive<bf16, bf16, float>, adamw_naive<bf16, bf16, bf16>>()},
+     {"naive", "one thread per element", Backend::device, instantiations<LLAMAC_ADAMW(adamw_naive)>()},
      {"reference", "plain loops", Backend::host,
-      instantiations<adamw_reference<float, float, float>, adamw_reference<float, float, bf16>,
-                     adamw_reference<bf16, float, float>, adamw_reference<bf16, float, bf16>,
-                     adamw_reference<bf16, bf16, float>, adamw_reference<bf16, bf16, bf16>,
-                     adamw_reference<double, double, double>>()}},
+      instantiations<LLAMAC_ADAMW(adamw_reference), adamw_reference<double, double, double>>()}},
     [](const Call& c) { return 15.0 * c["P"]; }, adamw_bytes);
 
 }  // namespace
