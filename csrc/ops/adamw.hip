@@ -1,38 +1,33 @@
-// AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), with the clipping of the
-// gradient's global norm folded in.
+// AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), with clipping by the gradient's global norm.
 //
 //   g = grad * min(1, grad_clip / (sqrt(squares) + 1e-6))          where grad_clip > 0
 //   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
 //   w = w - lr (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + eps) + weight_decay w)
 //
-// squares is the sum of all gradients' squares (global_norm). It, lr and step are read from memory, not passed as
-// scalars, so that a captured step can be replayed.
+// squares is the sum of all gradients' squares (global_norm). squares, lr and step are read from memory, so that a captured
+// step can be replayed.
 //
-// With master weights the update is made on master, and weight is master rounded. Without them a
-// bf16 weight, and bf16 moments always, are rounded stochastically, so that updates far below half an ulp are
-// not lost on average: add 16 random bits below those that stay, cut. The bits are Philox's of (seed, step,
-// stream, element): the upper 16 of its 32 for the weight, and for m and v 8 each, above what makes
-// it right on average. A byte is off by at most 2^-9 of an ulp; a moment changes by 1 - beta of itself, an ulp
-// is at most 2^-7 of it. The update itself uses m and v before they are rounded.
+// With master weights, the update is made on master, and weight is master rounded. Without them a bf16 weight is rounded
+// stochastically, and bf16 moments always are, so that updates far below half an ulp are not lost on average: random bits are
+// added below the 16 bits that stay, then those below are cut. The bits are Philox's of (seed, step, stream, element): the upper
+// 16 of its 32 for the weight, 8 each for m and v, with a constant below that makes the average exact. A byte is off by at most
+// 2^-9 of an ulp; a moment changes by 1 - beta of itself, and an ulp is at most 2^-7 of it. The update itself uses m and v
+// before they are rounded.
 //
-// guard, where it is given, is another sum of squares, of the losses. Where squares or guard is not finite, or a float
-// cannot hold the root of their sum, nothing is written: the step is skipped, and the state keeps its bits.
+// guard (optional) is another sum of squares, of the losses. If squares or guard is not finite, or a float cannot hold the root
+// of their sum, the step is skipped: nothing is written.
 //
-// offset is the number of the first element within its tensor: a tensor that is updated in pieces gets the bits of the
-// whole.
+// offset is the number of the first element within its tensor: a tensor that is updated in pieces gets the bits of the whole.
 //
 // reference:  plain loops.
 // cpu:        fixed chunks over threads; the random bits of a chunk come first, four elements per Philox block.
 // naive:      one thread per element.
-// vectorized: eight elements per thread, 128-bit accesses, all loads of a thread in flight before the first is
-//             used; meanwhile one thread of a block computes what depends on the step alone. Small blocks pass
-//             over memory once, in order: a grid that stays resident is 5% slower. If everything is bf16,
-//             arithmetic counts beside memory, most of all at the lower clock of a training step: 14 bytes and
-//             32 Philox bits per element, and 41 instructions after the loads.
+// vectorized: eight elements per thread, 128-bit accesses, all loads of a thread in flight before the first use; meanwhile one
+//             thread of a block computes the factors of the step. Small blocks pass over memory once, in order: a grid that
+//             stays resident is 5% slower. If everything is bf16, arithmetic matters beside memory, most of all at the lower
+//             clock of a training step: 14 bytes, 32 Philox bits and 41 instructions after the loads per element.
 //
-// adamw_update.h has what adamw_quantize.hip computes by the same functions.
-//
-// Measured: docs/benchmarks/nvidia-h200.md.
+// adamw_update.h has the functions that adamw_quantize.hip shares. Measured: docs/benchmarks/nvidia-h200.md.
 #include "ops/adamw_update.h"
 
 #include <algorithm>

@@ -3,21 +3,18 @@
 //   losses[n]    = log(sum_v e^logits[n,v]) - logits[n,targets[n]]
 //   dlogits[n,v] = dloss * dlosses[n] * (e^logits[n,v] / sum - [v = targets[n]])
 //
-// Rows whose target is ignore_index have loss 0 and gradient 0. dlogits may be logits' memory, so that the
-// largest activation of the model exists once; null: losses only. dlosses null: ones. e^ is taken of
-// logits - max, which cannot overflow, and the target's is subtracted from max before log(sum) is added: exact
-// near the maximum. mean and num_valid (mean_loss.hip) null: none is taken; else it is one more launch of
-// mean_loss's kernel, in the same call. targets may have any stride: PyTorch's are int64, whose lower halves are the
-// int32 that are wanted. So may dlosses: a mean's gradient is one number for all rows.
+// Rows whose target is ignore_index have loss 0 and gradient 0. dlogits may be logits' memory, so that the model's largest
+// activation exists once; null: losses only. dlosses null: ones. The exponents are logits - max, which cannot overflow, and the
+// target's logit is subtracted from max before log(sum) is added: exact near the maximum. mean and num_valid (optional) are
+// those of mean_loss.hip, by one more launch of its kernel in the same call. targets may have any stride: PyTorch's are int64,
+// whose lower halves are the int32. So may dlosses: a mean's gradient is one number for all rows.
 //
-// reference:  plain loops. The sum is double whatever the storage: a serial float sum over a vocabulary of
-//             128,256 loses more than PyTorch's, which adds in vector lanes.
-// cpu:        rows over threads; a row (16 KB at V = 4,096 in f32) stays in cache for its passes: maximum,
-//             sum, gradient.
+// reference:  plain loops. The sum is double for all types: a serial float sum over a vocabulary of 128,256 loses more than
+//             PyTorch's, which adds in vector lanes.
+// cpu:        rows over threads; a row (16 KB at V = 4,096 in f32) stays in cache for its passes: maximum, sum, gradient.
 // naive:      one thread per row, three passes.
-// vectorized: one block per row, 128-bit accesses: maximum and sum in one pass (Milakov and Gimelshein, "Online
-//             normalizer calculation for softmax", 2018), gradient in a second one, which finds part of the
-//             row in the caches.
+// vectorized: one block per row, 128-bit accesses: maximum and sum in one pass (Milakov and Gimelshein, "Online normalizer
+//             calculation for softmax", 2018), gradient in a second one, which finds part of the row in the caches.
 // on_chip:    as vectorized, but the row stays on the chip, in registers and LDS: memory is read once.
 //
 // Measured: docs/benchmarks/nvidia-h200.md.

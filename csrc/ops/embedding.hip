@@ -3,15 +3,15 @@
 //   out[n,c]        = weight[tokens[n],c]
 //   dweight[v,c] (+)= sum over the n with tokens[n] = v of dout[n,c]
 //
-// Backward adds the rows of equal tokens first, in their order and in fp32, and rounds each sum once:
-// deterministic without atomics, and a bf16 gradient loses nothing to a token that is frequent.
+// Backward adds the rows of equal tokens in their order in fp32, and rounds each sum once: deterministic without atomics, and
+// a bf16 gradient of a frequent token loses nothing.
 //
 // reference:  plain loops; backward holds a whole table of sums.
 // cpu:        backward sorts the tokens by counting, then the threads share the vocabulary.
-// naive:      forward one thread per element, backward one block per row of the table, which looks at all tokens.
+// naive:      forward: one thread per element; backward: one block per row of the table, which looks at all tokens.
 // vectorized: forward, 128-bit accesses, the loads of several rows in flight.
-// sorted:     backward, likewise. The rows of dout are sorted by their tokens; then a block has some rows of the
-//             table and writes each once: sums or zeros.
+// sorted:     backward, likewise. The rows of dout are sorted by their tokens; then a block writes each of its rows of the table
+//             once: sums or zeros.
 //
 // Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>

@@ -1,8 +1,6 @@
-// Quantisation to fp8 as it ends other operations: of values that a kernel has read (quantize.hip) or has made itself
-// (swiglu_quantize.hip and others). quantize.hip has the mathematics and the idea of each variant.
-//
-// Where values are made, they are rounded to the type that they would be stored in, so that codes, maximum and count are
-// those of `quantize` of the stored tensor.
+// Quantisation to fp8 as the last part of other operations: of values that a kernel reads (quantize.hip) or makes
+// (swiglu_quantize.hip and others). quantize.hip has the mathematics and the idea of each variant. Values that a kernel makes are
+// rounded to their storage type first, so that codes, maximum and count are those of `quantize` of the stored tensor.
 #pragma once
 #include <algorithm>
 #include <bit>

@@ -1,5 +1,5 @@
-// SwiGLU as swiglu.hip and swiglu_quantize.hip compute it: references, a row on the host, elements and vectors in kernels.
-// Both have the same bits. swiglu.hip has the mathematics.
+// SwiGLU as swiglu.hip and swiglu_quantize.hip compute it, with the same bits: references, a row on the host, elements and
+// vectors in kernels. swiglu.hip has the mathematics.
 #pragma once
 #include <cmath>
 

@@ -1,5 +1,4 @@
-// What the variants of attention share: which keys a query sees; and the launchers of those that stand in files of
-// their own, as attention.hip lists them.
+// Shared by the variants of attention: the keys that a query sees, and the launchers of variants in files of their own.
 #pragma once
 #include "core/operation.h"
 

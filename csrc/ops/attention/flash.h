@@ -1,4 +1,4 @@
-// What the tiled kernels of attention share: their order of blocks and a warp's two kinds of product.
+// Shared by the tiled kernels of attention: their order of blocks and a warp's two kinds of product.
 #pragma once
 #include "core/device.h"
 #include "ops/attention/attention.h"

@@ -1,5 +1,5 @@
-// Attention backward on matrix cores (Dao 2023, FlashAttention-2), variants `flash` and `flash_atomic` of attention.hip. The scores
-// are made anew from q, k and lse:
+// Attention backward on matrix cores (Dao 2023, FlashAttention-2), variants `flash` and `flash_atomic` of attention.hip. The
+// scores are recomputed from q, k and lse:
 //
 //   keys      a block owns rows of k and v and walks over the queries that see them, through all query heads
 //             that share them: s' = k q', dp' = v dout', dv += p' dout, dk += ds' q
@@ -8,15 +8,15 @@
 //
 // with c = scale * log2 e, p = 2^(c s - lse * log2 e), ds = p (dp - delta).
 //
-// With masks the walks leave out what no query of the block sees (no key of it is seen by), as in flash_forward.hip; the
-// keys' kernel finds the last query that sees one of its keys by bisection.
+// With masks the walks leave out keys that no query of the block sees, and queries that see no key of it, as in
+// flash_forward.hip; the keys' kernel finds the last query that sees one of its keys by bisection.
 //
 // flash:        both, one after the other. Seven products instead of the five of one pass, but every sum is one warp's
 //     own, in the same order in every run, and p and ds go straight from accumulators to operands in both. The
 //     workspace is delta, f32[B,NH,T].
-// flash_atomic: the keys' kernel alone: its blocks hand ds' around in LDS and add the step's ds k to dq in memory, in
-//     fp32, in whatever order they come: not deterministic. The workspace is dq's sums, after which a kernel
-//     rounds them, and delta. It knows no masks: MI300X has no scalar registers left for them.
+// flash_atomic: the keys' kernel alone: its blocks hand ds' around in LDS and add the step's ds k to dq in memory, in fp32, in
+//     any order: not deterministic. The workspace is dq's sums, which a kernel rounds afterwards, and delta. It takes no masks:
+//     MI300X has no scalar registers left for them.
 #include "ops/attention/attention.h"
 #include "ops/attention/flash.h"
 

@@ -1,5 +1,5 @@
-// What the kernels for Hopper share: tiles of rows in LDS, the pipeline between the producer, a thread that copies,
-// and the consumer warpgroups, a warpgroup's two kinds of product.
+// Shared by the kernels for Hopper: tiles of rows in LDS, the pipeline between the producer (a thread that copies) and the
+// consumer warpgroups, a warpgroup's two kinds of product.
 #pragma once
 #include "ops/attention/flash.h"
 #include "platform/warpgroup.h"

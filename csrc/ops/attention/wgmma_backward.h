@@ -1,4 +1,4 @@
-// What the two files of Hopper's backward pass share.
+// Shared by the two files of Hopper's backward pass.
 #pragma once
 #include "ops/attention/attention.h"
 #include "ops/attention/wgmma.h"

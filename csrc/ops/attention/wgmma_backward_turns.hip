@@ -1,20 +1,19 @@
-// Attention backward for Hopper without masks: one kernel of five products, deterministic. A block owns 128 keys of a
-// key/value head and walks over the queries that see them, 64 a step. Four warpgroups:
+// Attention backward for Hopper without masks: one kernel of five products, deterministic. A block owns 128 keys of a key/value
+// head and walks over the queries that see them, 64 a step. Four warpgroups:
 //
-//   helpers     one thread copies q and dout (TMA); one waits for the block's turns, one gives them on
+//   helpers     one thread copies q and dout (TMA); one waits for the block's turns, one passes them on
 //   two owners  64 keys each: s' = k q', dp' = v dout', dv += p' dout, dk += ds' q; ds' goes to LDS
 //   the adder   dq of the step, += ds k over all keys of the block, added to the sums in memory
 //
-// Turns: the blocks of a head add to a step's sums of dq in the order of their keys, so that the bits are the same in
-// every run. Nobody waits for long: blocks begin in that order, all with the last queries, the heads of a group in the
-// inner loop, so that a block reaches a step after the block before it, whenever both began. A block takes its place
-// from a counter when it begins: what it waits for has begun before it.
+// Turns: the blocks of a head add to a step's sums of dq in the order of their keys, so that the bits are the same in every run.
+// Waits are short: blocks begin in that order, all with the last queries, the heads of a group in the inner loop, so that a
+// block reaches a step after the block before it. A block takes its place from a counter when it begins: the blocks that it
+// waits for have begun before it.
 //
 // Cycles of a multiprocessor per step, HD 128: products 5 * 512, exponentials 512; LDS 2700 (products 2300, of which s and
-// dp take all 128 bytes of a cycle, copies 256). Registers decide the order of an owner's products. ptxas runs products
-// one after another unless a thread's sums and operands of them leave 24 registers and a few. With HD 128 the sums of s
-// and dp share 32, p stays in bf16, and ds is read from LDS; with HD 64 all have their own. What was tried:
-// docs/log/attention.md.
+// dp take all 128 bytes of a cycle, copies 256). Registers decide the order of an owner's products: ptxas runs products one
+// after another unless a thread's sums and operands of them leave 24 registers and a few. With HD 128 the sums of s and dp share
+// 32, p stays in bf16, and ds is read from LDS; with HD 64 all have their own. Experiments: docs/log/attention.md.
 #include "ops/attention/wgmma_backward.h"
 
 #if defined(LLAMAC_WARPGROUPS)
