@@ -133,10 +133,10 @@ void cross_entropy_naive(View<float, 1> losses, View<T, 2> dlogits, View<float, 
     if (mean || num_valid) mean_loss_naive(mean, num_valid, losses, targets, ignore_index, context);
 }
 
-// ---- what vectorized and on_chip share
+// ---- shared by vectorized and on_chip
 
-// A row as vectors from its first 16-byte border on, so that rows of any length move by 128 bits. What stands
-// before and behind them, less than two vectors, is the edge: one element a thread.
+// A row as vectors from its first 16-byte border on, so that rows of any length move by 128 bits. The elements
+// before and behind them, less than two vectors, are the edge: one per thread.
 struct RowShape {
     int head, vectors;
     int64_t edge;  // of this thread; V or more where it has none
@@ -159,7 +159,7 @@ __device__ T* vector_at(T* x, int j) {
 }
 
 // Vector j of the row's vectors from x on; past the end, the last again: a branch a load would cost more.
-// What is read there is masked where it is used, so that nothing waits for the load before.
+// Its values are masked where they are used, so that nothing waits for the load before.
 template <bool streaming, class T>
 __device__ uint4 load_logits(const T* x, int j, int vectors) {
     const T* p = vector_at(x, j < vectors ? j : vectors - 1);
@@ -191,8 +191,7 @@ __device__ float exponential(float x) {
         return expf(x);
 }
 
-// sum of e^(x - largest) over what was seen of a row. largest begins finite: a thread that has seen nothing
-// but -infinity has sum 0, not NaN.
+// sum of e^(x - largest) over a part of a row. largest begins finite: a part of nothing but -infinity has sum 0, not NaN.
 struct Softmax {
     float largest = -FLT_MAX, sum = 0;
 };
@@ -230,8 +229,7 @@ __device__ uint4 gradient(uint4 bits, float largest, float scale) {
     return pack(x);
 }
 
-// The end of a row, behind a barrier: its loss, and the target's gradient over what the loop has written
-// there.
+// The end of a row, behind a barrier: its loss, and the target's gradient over that of the loop.
 template <class T>
 __device__ void finish_row(float* loss, T* dx, int target, float at_target, Softmax s, float factor) {
     if (threadIdx.x != 0) return;
@@ -298,13 +296,13 @@ __global__ void __launch_bounds__(most_threads)
     if (drow) {
         const float scale = factor / all.sum;
         T* dx = drow + shape.head;
-        // Backwards: what was read last is still in the caches.
+        // Backwards: the last reads are still in the caches.
         for (int first = (shape.vectors - 1) / step * step; first >= 0; first -= step) {
             uint4 bits[at_once] = {};
 #pragma unroll
             for (int v = 0; v < at_once; v++) {
                 const int j = first + v * blockDim.x + thread;
-                // Nothing in the place of what is past the end: another thread may be writing it already.
+                // Nothing past the end: another thread may be writing there already.
                 if (j < shape.vectors) bits[v] = load128_streaming(vector_at(x, j));
             }
 #pragma unroll

@@ -141,8 +141,8 @@ void embedding_backward_naive(View<G, 2> dweight, View<const T, 2> dout, View<co
 
 // ---- vectorized and sorted: 128-bit accesses
 
-// Of a block whose threads have a vector of each row: what of a row it has is a slab, and the
-// slabs of some rows are neighbours in the grid.
+// The threads of a block have a vector of each row. Its part of a row is a slab; the slabs of some rows are neighbours in
+// the grid.
 constexpr int forward_rows = 4, table_rows = 8;
 // Rows of dout that backward has under way at a time.
 constexpr int rows_ahead = 4;
@@ -359,7 +359,7 @@ void embedding_backward_sorted(View<G, 2> dweight, View<const T, 2> dout, View<c
 
 const std::vector<int> block_sizes = {256, 128, 512};
 
-// Of the table, only the rows that are read.
+// Counts only the rows of the table that are read.
 double embedding_forward_bytes(const Call& c) {
     return static_cast<double>(2 * c.operand("out").bytes() + c.operand("tokens").bytes());
 }

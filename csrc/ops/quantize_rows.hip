@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(quantize_threads)
     atomicMax(columns + c0 + own, largest);
 }
 
-// Of the bits of sizes, in their place.
+// Replaces the bits of sizes.
 __global__ void quantize_rows_vectorized_kernel_scales(float* inverse, float* inverse_transposed, int64_t N,
                                                        int64_t C, double limit) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;

@@ -71,7 +71,7 @@ __device__ void swiglu_backward_naive_element(T* dgate, T* dup, float d, float g
     *dup = T(d * g * s);
 }
 
-// 1 / (1 + e^-g); 0 where e^-g is infinite. The rounding of narrow types hides what the fast functions do: an error of
+// 1 / (1 + e^-g); 0 where e^-g is infinite. The rounding of narrow types hides the error of the fast functions:
 // 1e-5 of the value at most, and 0 for a quotient below 2^-126.
 template <class T>
 __device__ float sigmoid(float g) {

@@ -4,7 +4,7 @@
 
 namespace llamac {
 
-// The keys that a query sees: [begin, end), never empty. Queries stand at the last positions of the keys.
+// The keys that a query sees: [begin, end), never empty. Queries have the last positions of the keys.
 struct Visible {
     const int32_t* first;  // [B,T], or null
     int64_t queries, keys, window;
@@ -25,7 +25,7 @@ struct Visible {
     }
     __host__ __device__ int64_t end(int64_t t) const { return causal ? position(t) + 1 : keys; }
 };
-// Whether that is all keys up to the query's own, of as many keys as queries.
+// Whether each query sees all keys up to its own, of as many keys as queries.
 bool is_plain_causal(const Call& call);
 
 // cpu.hip

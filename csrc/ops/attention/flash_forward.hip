@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         const bool any = masked ? own.any(s0, C::keys) : before + C::warp_rows > 0;
         copy_k.end();
         if (C::stages == 2) copy_v.end();
-        __syncthreads();  // and nobody uses the last step's v any more
+        __syncthreads();  // and the last step's v is read
         if (C::stages == 2 && next < end) {
             begin_k(2 * C::k_bytes - stage, seen - next);
             begin_v(2 * C::k_bytes - stage, seen - next);
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         const Packed<T, C::row_tiles, C::key_tiles> p(s);
         if (C::stages == 1) {
             copy_v.end();
-            __syncthreads();  // and nobody uses k any more
+            __syncthreads();  // and k is read
             if (next < end) begin_k(0, seen - next);
         }
         set_priority<1>();

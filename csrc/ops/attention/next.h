@@ -21,7 +21,7 @@ RowHeads<T> row_heads(const View<T, 3>& x) {
 
 namespace next {
 
-// What the next token of a sequence sees: positions [from, end] of the cache; `rotary` is its own.
+// The next token of a sequence sees positions [from, end] of the cache; `rotary` is its own.
 struct Place {
     int64_t from, end, rotary;
 

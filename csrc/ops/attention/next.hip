@@ -181,7 +181,7 @@ void attention_next_naive(View<T, 3> out, View<T, 4> keys, View<T, 4> values, Vi
            attention_next_naive_kernel<T>, queries, o, B, NH, NKV, HD, S, scale, window);
 }
 
-// The test stands beside the kernels.
+// The function is beside the kernels.
 constexpr Constraints vectorized_constraints{
     "heads of 2, 4, 8, ... vectors of 16 bytes, up to as many as a warp has lanes, that begin at "
     "multiples of 16 bytes, M at most 2^30",
@@ -191,7 +191,7 @@ constexpr Constraints vectorized_constraints{
 double next_flops(const Call& c) {
     return 4.0 * static_cast<double>(c["B"] * c["NH"]) * static_cast<double>(c["M"] * c["HD"]);
 }
-// Of the cache, the new position is only written, all others are only read; of cis, a row is read.
+// The new position of the cache is only written, all others are only read; one row of cis is read.
 double next_bytes(const Call& c) {
     const int64_t heads = 2 * ((c["M"] + 1) * c["NKV"] + c["NH"]);
     const double head = static_cast<double>(c["HD"] * size_of(c.operand("q").dtype));

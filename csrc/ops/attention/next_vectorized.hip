@@ -58,7 +58,7 @@ template <int size>
 struct Running {
     float largest = -INFINITY, sum = 0, total[size] = {};
 
-    // weights of what is there and of what comes, relative to the larger of the two largest scores
+    // weights of the old and the new part, relative to the larger of the two largest scores
     __device__ void grow(float to, float& before, float& shift) {
         const float now = fmaxf(largest, to);
         shift = now == -INFINITY ? 0 : now;

@@ -21,7 +21,7 @@ namespace llamac {
 namespace {
 
 constexpr int owners = 2, rows = 64 * owners, step = 64;
-// Of a thread of each warpgroup; together what four warpgroups begin with.
+// Registers of a thread of each warpgroup; together those that four warpgroups begin with.
 constexpr int helper_registers = 24, owner_registers = 208, adder_registers = 72;
 static_assert(helper_registers + owners * owner_registers + adder_registers == 4 * 128);
 constexpr int helpers = 0, first_owner = 1, adder = first_owner + owners, warpgroups = adder + 1;
@@ -33,7 +33,7 @@ struct Shared {
     Panels<HD, step> q[stages], dout[stages];
     Panels<step, rows> ds[ds_stages];
     alignas(16) float lse[stages][step], delta[stages][step];
-    // Of q and dout, whose stages are free when a later step's ds is full; of ds; of the adder's turn.
+    // Barriers of q and dout, whose stages are free when a later step's ds is full; of ds; of the adder's turn.
     SharedBarrier own_full, full[stages], ds_full[ds_stages], ds_free[ds_stages];
     SharedBarrier turn_come[ds_stages], added[ds_stages], turn_over[ds_stages];
     int block, head, batch;  // the block's keys
@@ -82,8 +82,8 @@ __device__ void copy(Shared<HD>& shared, const TensorMap& q, const TensorMap& do
     }
 }
 
-// turns: of each head and step, how many blocks have added. Two threads: one lets the adder begin, the other says that
-// what it has added is in memory, which takes longer than the adder has time for.
+// turns: of each head and step, how many blocks have added. Two threads: one lets the adder begin, the other announces
+// its sums once they are in memory, for which the adder cannot wait.
 template <int HD>
 __device__ void follow_turns(Shared<HD>& shared, int* turns, int queries, int group, int heads, int padded,
                              bool gives) {

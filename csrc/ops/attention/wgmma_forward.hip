@@ -81,7 +81,7 @@ struct Tiles {
           heads(static_cast<int>(out.shape[2])),
           count(per_head * heads * static_cast<int>(out.shape[0])),
           before(masked ? 0 : (per_head * rows<HD> - static_cast<int>(out.shape[1])) / unit * unit) {}
-    // Of a tile, counted from the head's first row.
+    // Rows of a tile, counted from the head's first row.
     __device__ int row(const BlockTile& tile) const {
         return static_cast<int>(tile.block) * rows<HD> - before;
     }
@@ -133,8 +133,8 @@ __device__ void copy_all(Shared<HD, stays>& shared, const TensorMap& q, const Te
 struct Rows {
     float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
 
-    // Scores become probabilities relative to the largest so far; shrink: what the older ones are to be
-    // multiplied by. hides: a row's scores may all be hidden so far.
+    // Scores become probabilities relative to the largest so far; shrink: the factor of older
+    // ones. hides: a row's scores may all be hidden so far.
     template <bool hides, int n>
     __device__ void softmax(float (&s)[n], float scale, float (&shrink)[2]) {
 #pragma unroll

@@ -123,7 +123,7 @@ std::vector<Variant> variants_of(const Launchers& of) {
     return variants;
 }
 
-// What tiles want to see: whole ones, parts of one in each direction, many.
+// Cases for tiles: whole ones, parts of one in each direction, many.
 #define LLAMAC_MATMUL_TESTS                                                                           \
     " test(N=128, C=96, K=256) test(N=200, C=328, K=136) test(N=40, C=520, K=264)"                    \
     " test(N=2184, C=72, K=136)"                                                                      \

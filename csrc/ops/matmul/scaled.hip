@@ -28,7 +28,7 @@
 namespace llamac {
 namespace {
 
-// Of row i: an operand has one scale, or one per row.
+// The scale of row i: an operand has one scale, or one per row.
 template <class A>
 A scale_of(View<const A, 1> scale, int64_t i) {
     return scale(scale.shape[0] == 1 ? 0 : i);

@@ -13,7 +13,7 @@ struct TensorScale {
     float a, b;
     __device__ float operator()(float sum, int, int) const { return scaled(sum, a, b); }
 };
-// Of M rows and N columns; a block's tile may end beyond them.
+// For M rows and N columns; a block's tile may end beyond them.
 struct RowScales {
     const float *a, *b;
     int M, N;
