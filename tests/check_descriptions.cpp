@@ -67,102 +67,96 @@ TEST(check_all_marks) {
 
 const std::string storage = dtype_names(in_operations);
 
-// Each error of the parser: the text, and what the message says of it.
-const std::vector<std::pair<const char*, std::vector<std::string>>> errors = {
-    {"", {"an operation, column 1", "the name of an operation", "the end"}},
-    {"2f(a: T[N];)", {"the name of an operation", "'2f(a: T[N];)'"}},
-    {"f a: T[N];)", {"description of f, column 3", "expected '('"}},
-    {"f<T: f32>(;)", {"the name of an operand"}},
-    {"f<T: f32>(a: T[N], a: T[N];)", {"a name that no other operand has", "column 20"}},
-    {"f<T: f32>(a T[N];)", {"expected ':'"}},
-    {"f<(a: T[N];)", {"expected a type letter"}},
-    {"f<t: f32>(a: t[N];)", {"a capital letter that no other type has", "column 3"}},
-    {"f<TA: f32>(a: TA[N];)", {"a capital letter that no other type has"}},
-    {"f<T: f32, T: f32>(a: T[N];)", {"a capital letter that no other type has", "column 11"}},
-    {"f<T f32>(a: T[N];)", {"expected ':'"}},
-    {"f<T: >(a: T[N];)", {"types or 'arithmetic'"}},
-    {"f<T: f32 f31>(a: T[N];)", {"expected " + storage, "'f31>"}},
-    {"f<T: f16>(a: T[N];)", {"expected " + storage}},
-    {"f<T: f32(a: T[N];)", {"expected '>'"}},
-    {"f<A: arithmetic T>(a: T[N];)", {"expected '('"}},
-    {"f<A: arithmetic(T), T: f32>(a: T[N];)", {"a type letter before this one", "'T), T"}},
-    {"f<T: f32, A: arithmetic(T>(a: T[N];)", {"expected ')'"}},
-    {"f<A: f32, B: f32, C: f32, D: f32, E: f32, F: f32, G: f32, H: f32, I: f32>(a: I[N];)",
-     {"at most 8 type letters", "'I: f32"}},
-    {"f<T: f32>(a: Q[N];)", {"expected a type letter or " + storage, "'Q[N]"}},
-    {"f<T: f32>(a: i64[N];)", {"expected a type letter or", "'i64[N]"}},
-    {"f<T: f32>(a: f16[N];)", {"expected a type letter or", "'f16[N]"}},
-    {"f<T: f32>(a: ;)", {"expected a type letter or"}},
-    {"f<T: f32>(a: T N;)", {"expected '['"}},
-    {"f<T: f32>(a: T[N;)", {"expected ']'"}},
-    {"f<T: f32>(a: T[N,];)", {"a dimension letter or a number"}},
-    {"f<T: f32>(a: T[0];)", {"a number from 1 to 2^30"}},
-    {"f<T: f32>(a: T[2000000000];)", {"a number from 1 to 2^30"}},
-    {"f<T: f32>(a: T[C/x];)", {"expected a number"}},
-    {"f<T: f32>(a: T[A,B,C,D,E];)", {"at most 4 dimensions"}},
-    {"f<T: f32>(a: T[N]; b~: T[N])", {"'~' only after an output"}},
-    {"f<T: f32>(a: T[N]; b: T[] mean)", {"'mean' only after an output"}},
-    {"f<T: f32>(a: T[N]; b: T[N] rounded)", {"'rounded' only after an output"}},
-    {"f<T: f32>(a: T[N]; b: T[N] <N)", {"'<' only after an i32"}},
-    {"f<T: f32>(a: T[N]; b: i32[N] <)", {"a dimension letter"}},
-    {"f<T: f32>(a: T[N]; b: i32[N] <V)", {"a dimension letter of the operands", "'V)'"}},
-    {"f<T: f32>(a: T[N]; b: T[N] except(s); s: int)", {"'except' only after an i32"}},
-    {"f<T: f32>(a: T[N]; b: i32[N] except(s); s: bool)", {"a scalar of type int", "'s); s"}},
-    {"f<T: f32>(a: T[N]; b: T[N,N] begins(N))", {"'begins' only after an i32 of two dimensions"}},
-    {"f<T: f32>(a: T[N]; b: i32[N] begins(N))", {"'begins' only after an i32 of two dimensions"}},
-    {"f<T: f32>(a: T[N]; b: i32[N,N] begins(V))", {"a dimension letter of the operands", "'V))'"}},
-    {"f<T: f32>(a: T[N] adds_if(s);)", {"a scalar of type bool"}},
-    {"f<T: f32>(a: T[N] adds_if(s);; s: int)", {"a scalar of type bool"}},
-    {"f<T: f32>(a: T[N] adds_if s;; s: bool)", {"expected '('"}},
-    {"f<T: f32>(a~: T[N] adds_if(s);; s: bool)", {"'adds_if' only after an output without ~"}},
-    {"f<T: f32>(a: T[N]; b: T[N] adds_if(s); s: bool)", {"'adds_if' only after an output without ~"}},
-    {"f<T: f32>(a: T[N] random(s);; s: int)", {"'random' only after an output with ~"}},
-    {"f<T: f32>(a~: T[N] random(s);; s: float)", {"a scalar of type int"}},
-    {"f<T: f32>(a~: T[N] random(s, b);; s: int)", {"an operand", "'b);; s"}},
-    {"f<T: f32>(a: T[N]; b: T[N] may_share(a))", {"'may_share' only after an output"}},
-    {"f<T: f32>(a: T[N] may_share(a);)", {"an input"}},
-    {"f<T: f32>(a: T[N] may_share(b);)", {"an input"}},
-    {"f<T: f32>(a: T[N] odd;)", {"expected ';'", "'odd;)'"}},
-    {"f<T: f32>(a: T[N];; a: int)", {"a name that no other scalar or operand has"}},
-    {"f<T: f32>(a: T[N];; s: int, s: int)", {"a name that no other scalar or operand has"}},
-    {"f<T: f32>(a: T[N];; s: double)", {"float, int or bool"}},
-    {"f<T: f32>(a: T[N];; s)", {"expected ':'"}},
-    {"f<T: f32>(a: T[N];; )", {"the name of a scalar"}},
-    {"f<T: f32>(a: T[N];; s: int = {1})", {"the value of a call that leaves it out"}},
-    {"f<T: f32>(a: T[N];; s: int = 1, t: int {1})", {"'=' and a value, as the scalar before has", "'{1})'"}},
-    {"f<T: f32>(a: T[N];; s: float >=0)", {"'>=0' only after an int", "'>=0)'"}},
-    {"f<T: f32>(a: T[N];; s: int {x})", {"a value that tests take"}},
-    {"f<T: f32>(a: T[N];; s: int {1)", {"expected '}'"}},
-    {"f<T: f32>(a: T[N];", {"expected ')'", "found the end"}},
-    {"f<T: f32>(a: T[N];) often(N)",
-     {"empty, rows, multiple, at_most, derivative, grad, test, test_large or the end"}},
-    {"f<T: f32>(a: T[N];) empty(C)", {"a dimension letter of the operands"}},
-    {"f<T: f32>(a: T[N];) empty()", {"a dimension letter"}},
-    {"f<T: f32>(a: T[C,N];) rows(N)", {"a letter that only begins shapes"}},
-    {"f<T: f32>(a: T[2N];) rows(N)", {"a letter that only begins shapes"}},
-    {"f<T: f32>(a: T[N];) multiple(N)", {"expected ','"}},
-    {"f<T: f32>(a: T[N];) multiple(N, C)", {"a dimension letter of the operands"}},
-    {"f<T: f32>(a: T[N,S];; s: bool) at_most(N, S)", {"expected ','"}},
-    {"f<T: f32>(a: T[N,S];; s: bool) at_most(N, C, s)", {"a dimension letter of the operands"}},
-    {"f<T: f32>(a: T[N,S];; s: int) at_most(N, S, s)", {"a scalar of type bool"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) derivative (db: grad b;)", {"the name of an operation"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: b;)", {"': grad' and an input"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad a;)", {"an input"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad c;)", {"an input"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b)", {"expected ';'"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; c)", {"an operand"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; x: grad b)", {"an output"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; b; s)", {"a scalar"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) grad a = grad a", {"an input"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) grad b = a", {"expected 'grad'"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) grad b grad a", {"expected '='"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) grad b = grad c", {"an operand"}},
-    {"f<T: f32>(a: T[N,C];) test(N=1)", {"a size for every letter"}},
-    {"f<T: f32>(a: T[N];) test(N)", {"expected '='"}},
-    {"f<T: f32>(a: T[N];) test(C=1)", {"a dimension letter of the operands"}},
+// Errors of the parser: words of the message, and the texts.
+const std::vector<std::pair<std::vector<std::string>, std::vector<const char*>>> errors = {
+    {{"an operation, column 1", "the name of an operation", "the end"}, {""}},
+    {{"the name of an operation", "'2f(a: T[N];)'"}, {"2f(a: T[N];)"}},
+    {{"description of f, column 3", "expected '('"}, {"f a: T[N];)"}},
+    {{"the name of an operand"}, {"f<T: f32>(;)"}},
+    {{"a name that no other operand has", "column 20"}, {"f<T: f32>(a: T[N], a: T[N];)"}},
+    {{"expected ':'"}, {"f<T: f32>(a T[N];)", "f<T f32>(a: T[N];)", "f<T: f32>(a: T[N];; s)"}},
+    {{"expected a type letter"}, {"f<(a: T[N];)"}},
+    {{"a capital letter that no other type has", "column 3"}, {"f<t: f32>(a: t[N];)"}},
+    {{"a capital letter that no other type has"}, {"f<TA: f32>(a: TA[N];)"}},
+    {{"a capital letter that no other type has", "column 11"}, {"f<T: f32, T: f32>(a: T[N];)"}},
+    {{"types or 'arithmetic'"}, {"f<T: >(a: T[N];)"}},
+    {{"expected " + storage, "'f31>"}, {"f<T: f32 f31>(a: T[N];)"}},
+    {{"expected " + storage}, {"f<T: f16>(a: T[N];)"}},
+    {{"expected '>'"}, {"f<T: f32(a: T[N];)"}},
+    {{"expected '('"}, {"f<A: arithmetic T>(a: T[N];)", "f<T: f32>(a: T[N] adds_if s;; s: bool)"}},
+    {{"a type letter before this one", "'T), T"}, {"f<A: arithmetic(T), T: f32>(a: T[N];)"}},
+    {{"expected ')'"}, {"f<T: f32, A: arithmetic(T>(a: T[N];)"}},
+    {{"at most 8 type letters", "'I: f32"},
+     {"f<A: f32, B: f32, C: f32, D: f32, E: f32, F: f32, G: f32, H: f32, I: f32>(a: I[N];)"}},
+    {{"expected a type letter or " + storage, "'Q[N]"}, {"f<T: f32>(a: Q[N];)"}},
+    {{"expected a type letter or", "'i64[N]"}, {"f<T: f32>(a: i64[N];)"}},
+    {{"expected a type letter or", "'f16[N]"}, {"f<T: f32>(a: f16[N];)"}},
+    {{"expected a type letter or"}, {"f<T: f32>(a: ;)"}},
+    {{"expected '['"}, {"f<T: f32>(a: T N;)"}},
+    {{"expected ']'"}, {"f<T: f32>(a: T[N;)"}},
+    {{"a dimension letter or a number"}, {"f<T: f32>(a: T[N,];)"}},
+    {{"a number from 1 to 2^30"}, {"f<T: f32>(a: T[0];)", "f<T: f32>(a: T[2000000000];)"}},
+    {{"expected a number"}, {"f<T: f32>(a: T[C/x];)"}},
+    {{"at most 4 dimensions"}, {"f<T: f32>(a: T[A,B,C,D,E];)"}},
+    {{"'~' only after an output"}, {"f<T: f32>(a: T[N]; b~: T[N])"}},
+    {{"'mean' only after an output"}, {"f<T: f32>(a: T[N]; b: T[] mean)"}},
+    {{"'rounded' only after an output"}, {"f<T: f32>(a: T[N]; b: T[N] rounded)"}},
+    {{"'<' only after an i32"}, {"f<T: f32>(a: T[N]; b: T[N] <N)"}},
+    {{"a dimension letter"}, {"f<T: f32>(a: T[N]; b: i32[N] <)", "f<T: f32>(a: T[N];) empty()"}},
+    {{"a dimension letter of the operands", "'V)'"}, {"f<T: f32>(a: T[N]; b: i32[N] <V)"}},
+    {{"'except' only after an i32"}, {"f<T: f32>(a: T[N]; b: T[N] except(s); s: int)"}},
+    {{"a scalar of type int", "'s); s"}, {"f<T: f32>(a: T[N]; b: i32[N] except(s); s: bool)"}},
+    {{"'begins' only after an i32 of two dimensions"},
+     {"f<T: f32>(a: T[N]; b: T[N,N] begins(N))", "f<T: f32>(a: T[N]; b: i32[N] begins(N))"}},
+    {{"a dimension letter of the operands", "'V))'"}, {"f<T: f32>(a: T[N]; b: i32[N,N] begins(V))"}},
+    {{"a scalar of type bool"},
+     {"f<T: f32>(a: T[N] adds_if(s);)", "f<T: f32>(a: T[N] adds_if(s);; s: int)",
+      "f<T: f32>(a: T[N,S];; s: int) at_most(N, S, s)"}},
+    {{"'adds_if' only after an output without ~"},
+     {"f<T: f32>(a~: T[N] adds_if(s);; s: bool)", "f<T: f32>(a: T[N]; b: T[N] adds_if(s); s: bool)"}},
+    {{"'random' only after an output with ~"}, {"f<T: f32>(a: T[N] random(s);; s: int)"}},
+    {{"a scalar of type int"}, {"f<T: f32>(a~: T[N] random(s);; s: float)"}},
+    {{"an operand", "'b);; s"}, {"f<T: f32>(a~: T[N] random(s, b);; s: int)"}},
+    {{"'may_share' only after an output"}, {"f<T: f32>(a: T[N]; b: T[N] may_share(a))"}},
+    {{"an input"},
+     {"f<T: f32>(a: T[N] may_share(a);)", "f<T: f32>(a: T[N] may_share(b);)",
+      "f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad a;)",
+      "f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad c;)",
+      "f<T: f32>(a: T[N]; b: T[N]) grad a = grad a"}},
+    {{"expected ';'", "'odd;)'"}, {"f<T: f32>(a: T[N] odd;)"}},
+    {{"a name that no other scalar or operand has"},
+     {"f<T: f32>(a: T[N];; a: int)", "f<T: f32>(a: T[N];; s: int, s: int)"}},
+    {{"float, int or bool"}, {"f<T: f32>(a: T[N];; s: double)"}},
+    {{"the name of a scalar"}, {"f<T: f32>(a: T[N];; )"}},
+    {{"the value of a call that leaves it out"}, {"f<T: f32>(a: T[N];; s: int = {1})"}},
+    {{"'=' and a value, as the scalar before has", "'{1})'"},
+     {"f<T: f32>(a: T[N];; s: int = 1, t: int {1})"}},
+    {{"'>=0' only after an int", "'>=0)'"}, {"f<T: f32>(a: T[N];; s: float >=0)"}},
+    {{"a value that tests take"}, {"f<T: f32>(a: T[N];; s: int {x})"}},
+    {{"expected '}'"}, {"f<T: f32>(a: T[N];; s: int {1)"}},
+    {{"expected ')'", "found the end"}, {"f<T: f32>(a: T[N];"}},
+    {{"empty, rows, multiple, at_most, derivative, grad, test, test_large or the end"},
+     {"f<T: f32>(a: T[N];) often(N)"}},
+    {{"a dimension letter of the operands"},
+     {"f<T: f32>(a: T[N];) empty(C)", "f<T: f32>(a: T[N];) multiple(N, C)",
+      "f<T: f32>(a: T[N,S];; s: bool) at_most(N, C, s)", "f<T: f32>(a: T[N];) test(C=1)"}},
+    {{"a letter that only begins shapes"}, {"f<T: f32>(a: T[C,N];) rows(N)", "f<T: f32>(a: T[2N];) rows(N)"}},
+    {{"expected ','"}, {"f<T: f32>(a: T[N];) multiple(N)", "f<T: f32>(a: T[N,S];; s: bool) at_most(N, S)"}},
+    {{"the name of an operation"}, {"f<T: f32>(a: T[N]; b: T[N]) derivative (db: grad b;)"}},
+    {{"': grad' and an input"}, {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: b;)"}},
+    {{"expected ';'"}, {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b)"}},
+    {{"an operand"},
+     {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; c)",
+      "f<T: f32>(a: T[N]; b: T[N]) grad b = grad c"}},
+    {{"an output"}, {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; x: grad b)"}},
+    {{"a scalar"}, {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; b; s)"}},
+    {{"expected 'grad'"}, {"f<T: f32>(a: T[N]; b: T[N]) grad b = a"}},
+    {{"expected '='"}, {"f<T: f32>(a: T[N]; b: T[N]) grad b grad a", "f<T: f32>(a: T[N];) test(N)"}},
+    {{"a size for every letter"}, {"f<T: f32>(a: T[N,C];) test(N=1)"}},
 };
 TEST(check_errors) {
-    for (const auto& [text, words] : errors) refused(text, words, [text = text] { parse_description(text); });
+    for (const auto& [words, texts] : errors)
+        for (const char* text : texts) refused(text, words, [&, text = text] { parse_description(text); });
 }
 
 // A launcher against a description.
@@ -248,41 +242,6 @@ TEST(check_kernel_choices) {
              "reference"},
             [] { KernelChoices({"rope_forward=magic"}); });
     refused("empty", {"rope_forward: no variant , expected"}, [] { KernelChoices({"rope_forward=naive,"}); });
-}
-
-// An operation whose inputs are stored in types of their own.
-template <class X, class W>
-void mixed_reference(View<float, 1> out, View<const X, 1> x, View<const W, 1> weight) {
-    for (int64_t n = 0; n < out.shape[0]; n++) out(n) = float(x(n)) * float(weight(n));
-}
-TEST(check_mixed_types) {
-    static const Operation mixed(  // registers itself: the last of the checks
-        "mixed<X: f32 bf16, W: f32 bf16 f64>(out: f32[N]; x: X[N], weight: W[N])", "out = x * weight",
-        {{"reference", "plain loops", Backend::host,
-          instantiations<mixed_reference<float, bf16>, mixed_reference<bf16, float>,
-                         mixed_reference<bf16, double>>()}});
-    constexpr int64_t N = 3;
-    float out[N], wide[N] = {1, 2, 3};
-    const bf16 narrow[N] = {bf16(2.0f), bf16(3.0f), bf16(-1.5f)};
-    double widest[N] = {0.5, 0.25, 2};
-    int32_t integers[N] = {};
-    const auto tensor = [](const void* data, DType type) {
-        return make_tensor(const_cast<void*>(data), type, {N});
-    };
-    const auto product = [&](const Tensor& x, const Tensor& weight) {
-        const Tensor tensors[] = {tensor(out, DType::f32), x, weight};
-        run(mixed, tensors, {});
-        return std::vector<float>(out, out + N);
-    };
-    const Tensor f32 = tensor(wide, DType::f32), bf = tensor(narrow, DType::bf16),
-                 f64 = tensor(widest, DType::f64);
-    check(product(f32, bf) == std::vector<float>{2, 6, -4.5f}, "x in f32, weight in bf16");
-    check(product(bf, f32) == std::vector<float>{2, 6, -4.5f}, "x in bf16, weight in f32");
-    check(product(bf, f64) == std::vector<float>{1, 0.75f, -3}, "x in bf16, weight in f64");
-    refused("no such variant", {"mixed", "no variant takes"}, [&] { product(f32, f32); });
-    refused("no such type", {"mixed: x is f64, expected f32 or bf16"}, [&] { product(f64, f32); });
-    refused("an integer", {"mixed: weight is i32, expected f32, bf16 or f64"},
-            [&] { product(f32, tensor(integers, DType::i32)); });
 }
 
 }  // namespace

@@ -73,37 +73,6 @@ TEST(shuffles) {
     check_shuffles<double>("double");
 }
 
-__global__ void reduce_kernel(const float* in, float* out) {
-    struct Shared {
-        float sums[most_warps], largest[most_warps];
-    };
-    Shared& s = shared_memory<Shared>();
-    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    out[4 * i] = warp_sum(in[i]);
-    out[4 * i + 1] = warp_max(in[i]);
-    out[4 * i + 2] = block_sum(in[i], s.sums);
-    out[4 * i + 3] = block_max(in[i], s.largest);
-}
-// Small integers: every order of additions gives the same float.
-TEST(reductions) {
-    for (const int threads : block_sizes()) {
-        const int blocks = 3, count = blocks * threads, warp = device_warp();
-        std::vector<float> in(count);
-        for (int i = 0; i < count; i++) in[i] = static_cast<float>(-1 - i * 7 % 101);  // all negative
-        const Buffer<float> input(in), output(4 * count);
-        launch(Grid(blocks, threads, nullptr), reduce_kernel, input.data, output.data);
-        const std::vector<float> out = output.read();
-        bool right = true;
-        for (int i = 0; i < count; i++) {
-            const auto sum = [&](int n) { return std::accumulate(&in[i - i % n], &in[i - i % n] + n, 0.0f); };
-            const auto largest = [&](int n) { return *std::max_element(&in[i - i % n], &in[i - i % n] + n); };
-            right &= out[4 * i] == sum(warp) && out[4 * i + 1] == largest(warp) &&
-                     out[4 * i + 2] == sum(threads) && out[4 * i + 3] == largest(threads);
-        }
-        check(right, "warp and block reductions of " + std::to_string(threads) + " threads");
-    }
-}
-
 // ---- LDS
 
 struct Halves {
@@ -282,54 +251,7 @@ TEST(rounding) {
     check(wrong == 0, std::to_string(wrong) + " roundings to bf16 are wrong");
 }
 
-// ---- functions, atomics
-
-constexpr int functions_of_a_float = 7;
-__global__ void functions_kernel(const float* in, float* out) {
-    const float x = in[threadIdx.x];
-    float* o = out + functions_of_a_float * threadIdx.x;
-    o[0] = __expf(x);
-    o[1] = __fdividef(1.0f, x);
-    o[2] = __uint_as_float(__float_as_uint(x) ^ 0x80000000u);
-    o[3] = sqrtf(x);
-    o[4] = fast_exp2(x);
-    sincospif(x, o + 5, o + 6);
-}
-TEST(functions) {
-    std::vector<float> in;
-    for (int i = 1; i <= 64; i++) in.push_back(0.1f * static_cast<float>(i));
-    const Buffer<float> input(in), output(functions_of_a_float * in.size());
-    launch(Grid(1, in.size(), nullptr), functions_kernel, input.data, output.data);
-    const std::vector<float> out = output.read();
-    for (int k = 0; k < functions_of_a_float; k++) {
-        double worst = 0;
-        for (size_t i = 0; i < in.size(); i++) {
-            const double x = in[i], pi = std::acos(-1.0);
-            const double expected[] = {std::exp(x),      1 / x,           -x, std::sqrt(x), std::exp2(x),
-                                       std::sin(pi * x), std::cos(pi * x)};
-            const double scale = std::max(std::fabs(expected[k]), k < 5 ? 0.0 : 1.0);
-            worst = std::max(worst, std::fabs(out[functions_of_a_float * i + k] - expected[k]) / scale);
-        }
-        check(worst < 2e-6, "function " + std::to_string(k) + " of a float, off by " + std::to_string(worst));
-    }
-}
-
-__global__ void unchanged_kernel(uint4* out) {
-    const int t = optimization_barrier(static_cast<int>(threadIdx.x)),
-              block = optimization_barrier_uniform(static_cast<int>(blockIdx.x));
-    const uint32_t i = static_cast<uint32_t>(block) * blockDim.x + static_cast<uint32_t>(t);
-    scheduling_barrier();
-    store_vector(out + i, make_uint4(i, i + 1, i + 2, i + 3));
-}
-TEST(unchanged) {
-    const Buffer<uint4> out(3 * 256);
-    launch(Grid(3, 256, nullptr), unchanged_kernel, out.data);
-    const std::vector<uint4> found = out.read();
-    bool right = true;
-    for (uint32_t i = 0; i < found.size(); i++)
-        right &= found[i].x == i && found[i].y == i + 1 && found[i].z == i + 2 && found[i].w == i + 3;
-    check(right, "what only speaks to the compiler changes nothing");
-}
+// ---- atomics
 
 __global__ void tickets_kernel(int* counter, int* tickets) {
     tickets[blockIdx.x * blockDim.x + threadIdx.x] = atomicAdd(counter, 1);

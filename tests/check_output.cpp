@@ -219,26 +219,19 @@ TEST(check_prepare) {
             [&] { third.prepare("", 0, {}); });
 }
 
-// A checkpoint that a user has put elsewhere, with a link to it, is one like the others.
+// A checkpoint that a user has put elsewhere, with a link to it, is one like the others (also test_output.py).
 TEST(check_linked_checkpoints) {
     const std::string out = fresh_folder("linked"), elsewhere = fresh_folder("linked_elsewhere");
     save(out, 1);
     save(out, 2);
     fs::rename(out + "/step_000002", elsewhere + "/two");
     fs::create_directory_symlink("../linked_elsewhere/two", out + "/step_000002");
-    const ResumePoint point = find_checkpoint(out, "auto");
-    check(point.directory == out + "/step_000002" && point.manifest->step == 2, "it is resumed");
-    for (const std::string& name : {out + "/step_000002", out + "/step_000002/"})
-        check(OutputFolder(out).prepare(name, 2, {}).empty(), "and the run goes on in its folder: " + name);
     OutputFolder(out).prepare(out + "/step_000001", 1, {});
-    check(open_checkpoint(out + "/previous_1/step_000002").step == 2);
+    check(open_checkpoint(out + "/previous_1/step_000002").step == 2, "a relative link still leads there");
     fs::create_directory_symlink(elsewhere + "/two", out + "/step_000002");
     OutputFolder(out).prepare("", 0, {});
-    check(open_checkpoint(out + "/previous_2/step_000002").step == 2, "so does an absolute one");
-    fs::create_directory_symlink(elsewhere + "/two", out + "/step_000002");
+    check(open_checkpoint(out + "/previous_2/step_000002").step == 2, "an absolute link");
     save(out, 3, 1);
-    check(names_in(out) == Names({".lock", "previous_1", "previous_2", "step_000003"}), "it is pruned");
-    check(open_checkpoint(elsewhere + "/two").step == 2, "what it leads to is not");
     fs::create_directory_symlink(in_folder("nowhere"), out + "/step_000009");
     const ResumePoint before = find_checkpoint(out, "auto");
     check(before.directory == out + "/step_000003" && before.damaged.size() == 1);

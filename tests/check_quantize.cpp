@@ -32,6 +32,13 @@ struct Held {
             values[i] = random_normal(7, 0, seed, static_cast<int64_t>(i));
         fill(values);
     }
+    // Of one element.
+    template <class V>
+    static Held of(V value) {
+        Held one(dtype_of<V>(), {1});
+        copy_bytes(one.tensor.data, &value, sizeof value);
+        return one;
+    }
     void fill(const std::vector<float>& values) {
         std::vector<char> stored(static_cast<size_t>(tensor.bytes()));
         convert(values.data(), DType::f32, stored.data(), tensor.dtype, tensor.elements());
@@ -113,8 +120,7 @@ std::vector<Tensor> by_head(std::vector<Tensor> codes, int64_t heads) {
 
 void compare(const Pair& pair, DType type, float scale_value) {
     const int64_t N = pair.result.shape[0], C = pair.result.shape[1];
-    Held scale(DType::f32, {1});
-    copy_bytes(scale.tensor.data, &scale_value, sizeof scale_value);
+    const Held scale = Held::of(scale_value);
     int compared = 0;
     for (const Variant& v : find_operation(pair.fused).variants) {
         if (!is_for_this_device(v)) continue;
@@ -214,20 +220,14 @@ TEST(check_adamw) {
                          bool skipped) {
         const auto pass = [&](const Variant& v, bool fused, std::string& bits) {
             Held w(T, {K, C}, 1), master(DType::f32, {K, C}, 1), m(M, {K, C}, 2), v2(M, {K, C}, 3);
-            const Held grad(G, {K, C}, 4), squares(DType::f64, {1}), lr(DType::f32, {1}),
-                step(DType::i32, {1}), scale(DType::f32, {1}), guard(DType::f64, {1});
+            const double loss = skipped ? std::numeric_limits<double>::infinity() : 1;
+            const Held grad(G, {K, C}, 4), squares = Held::of(25.0), lr = Held::of(0.01f),
+                                           scale = Held::of(256.0f), step = Held::of(int32_t{3}),
+                                           guard = Held::of(loss);
             std::vector<float> positive(static_cast<size_t>(K * C));
             for (size_t i = 0; i < positive.size(); i++)
                 positive[i] = std::fabs(random_normal(7, 0, 3, static_cast<int64_t>(i)));
             v2.fill(positive);
-            const double square = 25, loss = skipped ? std::numeric_limits<double>::infinity() : 1;
-            const float rate = 0.01f, by = 256;
-            const int32_t now = 3;
-            copy_bytes(squares.tensor.data, &square, sizeof square);
-            copy_bytes(guard.tensor.data, &loss, sizeof loss);
-            copy_bytes(lr.tensor.data, &rate, sizeof rate);
-            copy_bytes(scale.tensor.data, &by, sizeof by);
-            copy_bytes(step.tensor.data, &now, sizeof now);
             const Tensor none, kept = has_master ? master.tensor : none;
             const Codes codes(type, K, C, 15);
             const std::vector<Scalar> scalars = {0.9, 0.95,        1e-8,       0.1,

@@ -478,33 +478,6 @@ TEST(check_abandoned) {
     }
 }
 
-// What a signal does: no new step is started, those in flight are finished, then a checkpoint.
-TEST(check_interrupted) {
-    for (const Words& precision : precisions) {
-        const std::string out = in_folder("interrupted_" + std::to_string(precision.size()));
-        const Words words = with(precision, {"--out", out});
-        fs::create_directories(out);
-        const Trained whole = train(small_run(words), 0);
-        Trained trained;
-        {
-            Trainer t(small_run(words), 1);
-            for (int k = 0; k < 3; k++) {
-                t.start_step();
-                finish(t, 1, trained);
-            }
-            check(t.step == 3 && t.in_flight() == 1 && trained.numbers.size() == 4 * 2, "one step in flight");
-            finish(t, 0, trained);
-            t.validate();
-            check(t.save(OpenFolder(out)) == out + "/step_000003", "a checkpoint of what was started");
-        }
-        Trainer again(small_run(with(words, {"--resume", "auto"})), 1);
-        check(again.step == 3 && again.in_flight() == 0, "resumed");
-        const Trained rest = train(again);
-        trained.numbers.insert(trained.numbers.end(), rest.numbers.begin(), rest.numbers.end());
-        check(trained.numbers == whole.numbers && rest.weights == whole.weights);
-    }
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {

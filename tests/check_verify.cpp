@@ -148,72 +148,45 @@ std::string said(const Options& o, const Fault& fault) {
 
 // A step of two micro-batches: calls of a pass are twice those of a micro-batch.
 std::vector<Fault> faults(bool master) {
-    const std::string down = "model.layers.0.mlp.down_proj.weight",
+    using P = Parameters;
+    const std::string down = "model.layers.0.mlp.down_proj.weight", up = "model.layers.0.mlp.up_proj.weight",
                       o = "model.layers.1.self_attn.o_proj.weight";
-    const auto flip_in = [](Tensor Parameters::* buffer, const std::string& name, int bit) {
+    const std::string kept = "expected the bits from before the step", twice = "expected the same bits";
+    const char *const embedding = "embedding_forward", *const norm = "global_norm";
+    const auto in = [](Tensor P::* buffer, const std::string& name, int bit) {
         return [=](Model& m) {
             const Parameter& p = parameter(m, name);
             flip(m.parameters.part(m.parameters.*buffer, p, 0, p.elements()), 77, bit);
         };
     };
-    const std::string kept = "expected the bits from before the step", twice = "expected the same bits";
+    const auto mid = [](Model& m) { flip(m.activations.blocks[1].residual_mid, 70, 14); };
+    const auto post = [](Model& m) { flip(m.activations.blocks[0].post_norm, 70, 14); };
+    const auto squares = [](Model& m) { flip(m.squares, 0, 5); };
     std::vector<Fault> all = {
-        {"an activation that the loss hangs on",
-         "rmsnorm_forward",
-         14,
-         [](Model& m) { flip(m.activations.blocks[1].residual_mid, 70, 14); },
-         {"the losses of micro-batch 0", twice}},
-        {"an activation that a gradient alone hangs on",
-         "cross_entropy",
-         3,
-         [](Model& m) { flip(m.activations.blocks[0].post_norm, 70, 14); },
-         {"the gradient of model.layers.0.mlp.up_proj.weight", twice}},
+        {"an activation for the loss", "rmsnorm_forward", 14, mid, {"the losses of micro-batch 0", twice}},
+        {"an activation for a gradient", "cross_entropy", 3, post, {"the gradient of " + up, twice}},
         {"a gradient between micro-batches",
-         "embedding_forward",
+         embedding,
          4,
-         flip_in(&Parameters::gradients, o, 3),
+         in(&P::gradients, o, 3),
          {"the gradient of " + o, twice}},
-        {"a gradient before the optimizer step",
-         "global_norm",
-         1,
-         flip_in(&Parameters::gradients, o, 0),
-         {"the gradient of " + o, twice}},
+        {"a gradient before the update", norm, 1, in(&P::gradients, o, 0), {"the gradient of " + o, twice}},
         {"a weight between the passes",
-         "embedding_forward",
+         embedding,
          3,
-         flip_in(&Parameters::weights, down, 9),
+         in(&P::weights, down, 9),
          {"the weight of " + down, kept}},
-        {"a first moment between the passes",
-         "embedding_forward",
-         3,
-         flip_in(&Parameters::m, down, 15),
-         {"the first moment of " + down, kept}},
-        {"a second moment in the first pass",
-         "embedding_forward",
-         2,
-         flip_in(&Parameters::v, down, 1),
-         {"the second moment of " + down, kept}},
-        {"a second moment between the updates",
-         "adamw",
-         20,
-         flip_in(&Parameters::v, down, -2),
-         {"the new weight of " + down, twice}},
-        {"a new first moment",
-         "adamw",
-         38,
-         flip_in(&Parameters::m, down, 2),
-         {"the new first moment of " + down, twice}},
-        {"the norm",
-         "global_norm",
-         2,
-         [](Model& m) { flip(m.squares, 0, 5); },
-         {"the norm of all gradients", twice}},
+        {"m between the passes", embedding, 3, in(&P::m, down, 15), {"the first moment of " + down, kept}},
+        {"v in the first pass", embedding, 2, in(&P::v, down, 1), {"the second moment of " + down, kept}},
+        {"v between the updates", "adamw", 20, in(&P::v, down, -2), {"the new weight of " + down, twice}},
+        {"a new first moment", "adamw", 38, in(&P::m, down, 2), {"the new first moment of " + down, twice}},
+        {"the norm", norm, 2, squares, {"the norm of all gradients", twice}},
     };
     if (master)
-        all.push_back({"a master weight between the passes",
-                       "embedding_forward",
+        all.push_back({"a master weight",
+                       embedding,
                        3,
-                       flip_in(&Parameters::master, down, 30),
+                       in(&P::master, down, 30),
                        {"the master weight of " + down, kept}});
     return all;
 }
