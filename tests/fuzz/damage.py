@@ -44,20 +44,8 @@ MESSAGES = [{"role": "user", "content": "the cat"}, {"role": "assistant", "conte
 VALUES = [None, True, -1, 0, 1.5, 2**31, 2**32 - 1, 2**64, 1e308, 10**400, [], {}, [[]], [None], {"": {}}]
 VALUES += ["", "x", "\ud800", "a\0b", "\x1b[2J\u009b", "x" * 6000, "2", "../x", "/x"]
 VALUES += [{"content": 5}, {"content": "x"}]
-BYTES = [
-    b"\xff",
-    b"\0",
-    b"\xef\xbb\xbf",
-    b"\r",
-    b"\n",
-    b'"',
-    b"{",
-    b"[" * 50,
-    b"\x1b",
-    b"9" * 400,
-    b"-1",
-    b"{%",
-]
+BYTES = [b"\xff", b"\0", b"\xef\xbb\xbf", b"\r", b"\n", b'"', b"{", b"[" * 50, b"\x1b", b"9" * 400]
+BYTES += [b"-1", b"{%"]
 
 Files = dict[str, bytes]
 Reader = tuple[Files, Callable[[Path], Any]]

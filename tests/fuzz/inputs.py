@@ -297,15 +297,8 @@ def words() -> dict[str, set[str]]:
         ]
         keys = {f'"{key}"' for value in values if isinstance(value, dict) for key in value}
         found[reader] = json_words | keys
-    found["safetensors"] |= {
-        '"dtype"',
-        '"shape"',
-        '"data_offsets"',
-        '"F32"',
-        '"BF16"',
-        '"I32"',
-        '"__metadata__"',
-    }
+    found["safetensors"] |= {f'"{word}"' for word in ("dtype", "shape", "data_offsets", "__metadata__")}
+    found["safetensors"] |= {'"F32"', '"BF16"', '"I32"'}
     found["config"] |= {'"rope_scaling"', '"llama3"', '"factor"', '"low_freq_factor"', '"high_freq_factor"'}
     found["manifest"] |= {f'"{key}"' for key in _NEW} | {'"role"', '"weights"', ",\n"}
     found["toml"] = {row["name"] for row in _FLAGS}
