@@ -200,10 +200,7 @@ TEST(check_tokenizer) {
                                                        {128255, "<|reserved_special_token_247|>"}};
     for (const auto& [id, text] : special) check(llama3.decode({id}) == text, text);
 
-    const std::string bytes = rank_file(256), bad = in_folder("bad.tiktoken");
-    for (size_t n = 0; n + 1 < bytes.size(); n++)  // without its last line break the file is whole
-        refused("rank file truncated at " + std::to_string(n), {bad},
-                [&] { Tokenizer(put("bad.tiktoken", bytes.substr(0, n))); });
+    const std::string bad = in_folder("bad.tiktoken");
     const std::pair<const char*, const char*> lines[] = {{"no rank", "dGhl\n"},
                                                          {"rank left out", "dGhl 301\n"},
                                                          {"rank twice", "dGhl 299\n"},
@@ -220,17 +217,6 @@ TEST(check_tokenizer) {
                                                          {"token twice", "AA== 300\n"}};
     for (const auto& [what, line] : lines)
         refused(what, {bad, "line 301", "rank 300"}, [&] { Tokenizer(put("bad.tiktoken", good + line)); });
-    for (size_t at = 0; at < bytes.size(); at++)
-        for (int flip : {1, 0x10, 0x80}) {
-            std::string changed = bytes;
-            changed[at] = static_cast<char>(changed[at] ^ flip);
-            const std::string message = error_of([&] { Tokenizer(put("bad.tiktoken", changed)); });
-            // Bits of the last base64 digit that stand for no byte, and line breaks, may change nothing.
-            if (message.empty())
-                check(Tokenizer(bad).tokens.size() == 257, "changed rank file");
-            else if (message.find(bad) != 0)
-                check(false, "names the file: " + message);
-        }
 }
 
 TEST(check_vocabulary) {
@@ -245,16 +231,6 @@ TEST(check_vocabulary) {
     const Tokenizer all(put("all.vocab", vocabulary_file({"  a", "  ", "<s>"}, 2)));
     check(all.decode({0, 0}) == "a  a" && all.decode({1, 1}) == "  " && all.decode({2, 1}) == "<s>  " &&
           all.decode({}).empty());
-    const std::string good = vocabulary_file(tokens), bad = in_folder("bad.vocab");
-    for (size_t n = 4; n < good.size(); n++)
-        refused("vocabulary truncated at " + std::to_string(n), {bad},
-                [&] { Tokenizer(put("bad.vocab", good.substr(0, n))); });
-    for (size_t at = 0; at < good.size(); at++) {
-        if (at >= 12 && at < 32) continue;  // ids and hash: any could be meant
-        std::string changed = good;
-        changed[at] = static_cast<char>(changed[at] ^ 0x40);
-        refused("changed byte " + std::to_string(at), {bad}, [&] { Tokenizer(put("bad.vocab", changed)); });
-    }
 }
 
 // As a byte-level tokenizer.json writes them: printable bytes are themselves, the others U+0100 and up.

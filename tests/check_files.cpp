@@ -1,5 +1,5 @@
-// Files, safetensors and the cache of matrix products: what is written is read back, what is malformed is
-// refused in one line that names the file, and nothing crashes (run it under ASan and UBSan).
+// Files, safetensors and the cache of matrix products: written files are read back, and malformed ones are refused in one
+// line that names the file (run it under ASan and UBSan). Cut and changed files: tests/test_readers.py.
 #include "check.h"
 
 #include <sys/stat.h>
@@ -242,31 +242,6 @@ TEST(check_malformed_safetensors) {
     }
 }
 
-// Every truncation is refused; every changed byte is refused or leaves a file that is sound.
-TEST(check_damaged_safetensors) {
-    std::vector<float> data(6, 1.5f);
-    const std::string path = in_folder("whole.safetensors"), damaged = in_folder("damaged.safetensors");
-    write_safetensors(path,
-                      {{"a", make_tensor(data.data(), DType::f32, {2, 2})},
-                       {"b", make_tensor(data.data(), DType::bf16, {3})}},
-                      {{"k", "v"}});
-    const std::string whole = get(path);
-    for (size_t n = 0; n < whole.size(); n++)
-        refused("truncated at " + std::to_string(n), {damaged},
-                [&] { open_and_read(put("damaged.safetensors", whole.substr(0, n))); });
-    int64_t sound = 0, refusals = 0;
-    const size_t end_of_header = 8 + static_cast<uint8_t>(whole[0]);
-    for (size_t at = 0; at < end_of_header; at++)
-        for (char value : std::string("\0\1\"09-[]{},e\x7f\x80\xff", 15)) {
-            std::string bytes = whole;
-            bytes[at] = value;
-            const std::string message = error_of([&] { open_and_read(put("damaged.safetensors", bytes)); });
-            message.empty() ? sound++ : refusals++;
-            if (!message.empty() && message.find(damaged) != 0) check(false, "names the file: " + message);
-        }
-    check(sound > 0 && refusals > sound, "changed bytes: " + std::to_string(refusals) + " refused");
-}
-
 TEST(check_large_safetensors) {
     // 5 GiB of holes: offsets past 2^32 are right.
     const std::string header =
@@ -380,7 +355,6 @@ TEST(check_malformed_gemm_cache) {
         const std::string path = put(name, text);
         refused("cache: " + what, {path, ": expected "}, [&] { read_gemm_cache(path); });
     };
-    for (size_t n = 0; n < good.size(); n++) malformed("cut to " + std::to_string(n), good.substr(0, n));
     for (const char* text : {"[]", "null", "3", "\"text\"", "{}", "\xff"}) malformed(text, text);
     malformed("a tail", good + "{}");
     const nlohmann::json fields = nlohmann::json::parse(good);
@@ -393,14 +367,6 @@ TEST(check_malformed_gemm_cache) {
         wrong[field] = {1, 2};
         malformed("without " + at, without.dump());
         malformed("a list for " + at, wrong.dump());
-    }
-    for (size_t i = 0; i < good.size(); i++) {  // read, or refused in one line
-        std::string text = good;
-        text[i] = static_cast<char>(text[i] ^ 0x15);
-        const std::string path = put(name, text);
-        const std::string message = error_of([&] { read_gemm_cache(path); });
-        check(message.empty() || message.find(path) == 0,
-              "cache with byte " + std::to_string(i) + " changed");
     }
 }
 
