@@ -1,6 +1,12 @@
-// What the check programs share: a check prints a line where it fails; the last line is "N passed, N failed".
+// Shared by the check programs. TEST(name) { ... } defines a check; a failed one prints a line, and the last line is
+// "N passed, N failed".
 #pragma once
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -12,15 +18,19 @@
 #include <vector>
 
 #include "platform/error.h"
+#include "platform/threads.h"
 
 namespace llamac {
 
 inline int passed = 0, failed = 0;
 inline std::string folder;  // scratch, removed at the end
 
-inline void check(bool good, const std::string& what) {
+inline void check(bool good, const std::string& what = "", const char* file = __builtin_FILE(),
+                  int line = __builtin_LINE()) {
     good ? passed++ : failed++;
-    if (!good) std::cout << "FAILED " << what << "\n";
+    if (!good)
+        std::cout << "FAILED " << std::filesystem::path(file).filename().string() << ":" << line << ": "
+                  << what << "\n";
 }
 
 // The one-line message of the Error that f throws; empty where it throws none.
@@ -31,6 +41,28 @@ inline std::string error_of(const std::function<void()>& f) {
         return e.what();
     }
     return "";
+}
+
+// Runs f in a child process; returns its exit status: 0, or 2 for an Error; -1 if a signal ended it.
+inline int exit_code_of(const std::function<void()>& f) {
+    std::cout.flush();
+    const pid_t child = fork();
+    if (child == 0) _exit(error_of(f).empty() ? 0 : 2);
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// The message of the Error that f throws where files may have so many bytes, as on a disk that is full.
+inline std::string error_with_file_limit(uint64_t bytes, const std::function<void()>& f) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    rlimit before;
+    getrlimit(RLIMIT_FSIZE, &before);
+    const rlimit small{bytes, before.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &small);
+    const std::string message = error_of(f);
+    setrlimit(RLIMIT_FSIZE, &before);
+    return message;
 }
 
 // f must throw an Error of one line, in ASCII, that has each of the words.
@@ -77,71 +109,56 @@ std::string bytes_of(const std::vector<T>& values) {
 }
 
 struct Check {
-    std::string name;  // "": runs always
+    std::string name;
     void (*run)();
 };
+inline std::vector<Check>& all_checks() {
+    static std::vector<Check> all;
+    return all;
+}
+struct Registration {
+    Registration(const char* name, void (*run)()) { all_checks().push_back({name, run}); }
+};
+#define TEST(name)                                                        \
+    static void name();                                                   \
+    static const ::llamac::Registration registration_##name(#name, name); \
+    static void name()
 
-// The compiler's spelling of an instantiation, which ends with the function's name: "... = {anonymous}::check_log]".
-template <void (*run)()>
-const char* spelling() {
-    return __PRETTY_FUNCTION__;
-}
-inline std::string last_name(const std::string& text) {
-    const char* const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
-    const size_t last = text.find_last_of(letters), before = text.find_last_not_of(letters, last);
-    return text.substr(before + 1, last - before);
-}
-// checks<check_log, check_truncate_log>(): with their names.
-template <void (*... run)()>
-std::vector<Check> checks() {
-    return {{last_name(spelling<run>()), run}...};
-}
-
-// The checks whose names contain one of the words; none: all. A word that no name contains ends the program.
-inline std::vector<Check> chosen_checks(const std::vector<Check>& all,
-                                        const std::vector<std::string>& words) {
-    const auto contains = [](const Check& c, const std::string& word) {
+// Runs the checks in the order of the source, in a scratch folder, once per round; returns main's exit status. Arguments:
+// --list prints the names; else parts of the names of those to run. A part that no name contains ends the program.
+inline int run_checks(int argc, char** argv, const std::vector<std::function<void()>>& rounds = {[] {}}) {
+    limit_spinning(argv);
+    const std::vector<std::string> words(argv + 1, argv + argc);
+    const auto is_chosen = [&](const Check& c, const std::string& word) {
         return c.name.find(word) != c.name.npos;
     };
-    for (const std::string& word : words)
-        if (std::none_of(all.begin(), all.end(), [&](const Check& c) { return contains(c, word); })) {
-            std::cerr << "expected a part of a check's name, found " << word << "; --list shows the names\n";
-            std::exit(2);
-        }
     std::vector<Check> chosen;
-    for (const Check& c : all)
-        if (c.name.empty() || words.empty() ||
-            std::any_of(words.begin(), words.end(),
-                        [&](const std::string& word) { return contains(c, word); }))
+    for (const Check& c : all_checks()) {
+        if (words == std::vector<std::string>{"--list"}) std::cout << c.name << "\n";
+        if (words.empty() ||
+            std::any_of(words.begin(), words.end(), [&](const auto& word) { return is_chosen(c, word); }))
             chosen.push_back(c);
-    return chosen;
-}
-
-// Runs the checks in a scratch folder; returns main's exit status. Arguments: --list prints the names; else parts of the
-// names of those to run.
-inline int run_checks(int argc, char** argv, const std::vector<Check>& all) {
-    const std::vector<std::string> words(argv + 1, argv + argc);
-    if (words == std::vector<std::string>{"--list"}) {
-        std::vector<std::string> listed;
-        for (const Check& c : all)
-            if (!c.name.empty() && std::find(listed.begin(), listed.end(), c.name) == listed.end()) {
-                std::cout << c.name << "\n";
-                listed.push_back(c.name);
-            }
-        return 0;
     }
-    const std::vector<Check> chosen = chosen_checks(all, words);
+    if (words == std::vector<std::string>{"--list"}) return 0;
+    for (const std::string& word : words)
+        if (std::none_of(chosen.begin(), chosen.end(), [&](const Check& c) { return is_chosen(c, word); })) {
+            std::cerr << "expected a part of a check's name, found " << word << "; --list shows the names\n";
+            return 2;
+        }
     std::string pattern = (std::filesystem::temp_directory_path() / "llamac_check_XXXXXX").string();
     if (!mkdtemp(pattern.data())) {
         std::perror(pattern.c_str());
         return 1;
     }
     folder = pattern;
-    for (const Check& c : chosen) {
-        try {
-            c.run();
-        } catch (const std::exception& e) {
-            check(false, c.name + ": unexpected: " + e.what());
+    for (const auto& begin_round : rounds) {
+        begin_round();
+        for (const Check& c : chosen) {
+            try {
+                c.run();
+            } catch (const std::exception& e) {
+                check(false, c.name + ": unexpected: " + e.what());
+            }
         }
     }
     std::filesystem::remove_all(folder);

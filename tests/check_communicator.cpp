@@ -4,111 +4,94 @@
 #include <cmath>
 #include <cstring>
 
-#include "check.h"
 #include "core/collectives.h"
 #include "platform/ranks/heartbeat.h"
+#include "ranks_check.h"
 
 namespace llamac {
 namespace {
 
+using Setting = std::pair<const char*, const char*>;
+using Settings = std::vector<Setting>;
+
 struct Variables {
-    std::vector<std::string> names;
-    explicit Variables(std::initializer_list<std::pair<const char*, const char*>> values) {
+    Settings set;
+    explicit Variables(const Settings& values) : set(values) {
         for (const char* each :
              {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
               "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "SLURM_STEP_ID"})
             unsetenv(each);
-        for (const auto& [name, value] : values) setenv(name, value, 1), names.push_back(name);
+        for (const auto& [name, value] : set) setenv(name, value, 1);
     }
     Variables(const Variables&) = delete;
     ~Variables() {
-        for (const std::string& name : names) unsetenv(name.c_str());
+        for (const auto& [name, value] : set) unsetenv(name);
     }
 };
+Launch launch_by(const Settings& values) {
+    const Variables set(values);
+    return find_launch();
+}
+Settings ranks(const char* rank, const char* size, const char* local_rank, const char* local_size) {
+    return {
+        {"RANK", rank}, {"WORLD_SIZE", size}, {"LOCAL_RANK", local_rank}, {"LOCAL_WORLD_SIZE", local_size}};
+}
+// Rank 1 of a step of srun; `more` wins.
+Settings slurm(const Settings& more) {
+    Settings all = {{"SLURM_PROCID", "1"},  {"SLURM_STEP_ID", "0"},         {"SLURM_NTASKS", "22"},
+                    {"SLURM_LOCALID", "1"}, {"SLURM_STEP_NODELIST", "a,b"}, {"SLURM_JOB_ID", "4711"}};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+}
 
-void check_launchers() {
-    {
-        const Variables none({});
-        const Launch one = find_launch();
-        check(one.launcher == Launcher::none && one.rank == 0 && one.size == 1, "no launcher");
-    }
-    {
-        const Variables torchrun({{"RANK", "5"},
-                                  {"WORLD_SIZE", "8"},
-                                  {"LOCAL_RANK", "1"},
-                                  {"LOCAL_WORLD_SIZE", "4"},
-                                  {"MASTER_ADDR", "node1"},
-                                  {"MASTER_PORT", "29500"}});
-        const Launch l = find_launch();
-        check(l.launcher == Launcher::torchrun && l.rank == 5 && l.size == 8 && l.local_rank == 1 &&
-                  l.local_size == 4 && l.address == "node1" && l.port == 21308,
-              "torchrun");
-    }
-    {
-        const Variables mpi({{"OMPI_COMM_WORLD_RANK", "2"},
-                             {"OMPI_COMM_WORLD_SIZE", "3"},
-                             {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
-                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
-        const Launch l = find_launch();
-        check(l.launcher == Launcher::mpi && l.rank == 2 && l.size == 3 && l.local_size == 2, "Open MPI");
-    }
-    const std::pair<const char*, const char*> hosts[] = {
-        {"node[003-006,12],login", "node003"}, {"a,b", "a"}, {"single", "single"}, {"n[7,9]", "n7"}};
-    for (const auto& [list, first] : hosts) {
-        const Variables slurm({{"SLURM_PROCID", "1"},
-                               {"SLURM_STEP_ID", "0"},
-                               {"SLURM_NTASKS", "16"},
-                               {"SLURM_LOCALID", "1"},
-                               {"SLURM_TASKS_PER_NODE", "8(x2)"},
-                               {"SLURM_JOB_ID", "4711"},
-                               {"SLURM_STEP_NODELIST", list}});
-        const Launch l = find_launch();
-        check(l.launcher == Launcher::slurm && l.rank == 1 && l.size == 16 && l.local_size == 8 &&
-                  l.address == first && l.port == 16384 + 615,
+TEST(check_launchers) {
+    const auto is = [](const Launch& l, Launcher launcher, int64_t rank, int64_t size, int64_t local_rank,
+                       int64_t local_size, const std::string& address, int port) {
+        return l.launcher == launcher && l.rank == rank && l.size == size && l.local_rank == local_rank &&
+               l.local_size == local_size && l.address == address && l.port == port;
+    };
+    check(is(launch_by({}), Launcher::none, 0, 1, 0, 1, "", 0), "no launcher");
+    Settings torchrun = ranks("5", "8", "1", "4");
+    torchrun.insert(torchrun.end(), {{"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"}});
+    check(is(launch_by(torchrun), Launcher::torchrun, 5, 8, 1, 4, "node1", 21308), "torchrun");
+    check(is(launch_by({{"OMPI_COMM_WORLD_RANK", "2"},
+                        {"OMPI_COMM_WORLD_SIZE", "3"},
+                        {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
+             Launcher::mpi, 2, 3, 0, 2, "", 0),
+          "Open MPI");
+    for (const auto& [list, first] :
+         {Setting{"node[003-006,12],login", "node003"}, {"a,b", "a"}, {"single", "single"}, {"n[7,9]", "n7"}})
+        check(is(launch_by(slurm({{"SLURM_TASKS_PER_NODE", "8(x2)"}, {"SLURM_STEP_NODELIST", list}})),
+                 Launcher::slurm, 1, 22, 1, 8, first, 16384 + 615),
               std::string("srun on ") + list);
-    }
     const std::pair<const char*, int64_t> nodes[] = {{"0", 4}, {"1", 8}, {"2", 8}, {"3", 2}};
-    for (const auto& [node, tasks] : nodes) {
-        const Variables slurm({{"SLURM_PROCID", "1"},
-                               {"SLURM_STEP_ID", "0"},
-                               {"SLURM_NTASKS", "22"},
-                               {"SLURM_LOCALID", "1"},
-                               {"SLURM_NODEID", node},
-                               {"SLURM_TASKS_PER_NODE", "4,8(x2),2"},
-                               {"SLURM_JOB_ID", "4711"},
-                               {"SLURM_STEP_NODELIST", "a,b,c,d"}});
-        check(find_launch().local_size == tasks, std::string("tasks of node ") + node);
-    }
-    for (const char* list : {"4,8(x2),2", "4(x", "many", ""}) {
-        const Variables slurm({{"SLURM_PROCID", "1"},
-                               {"SLURM_STEP_ID", "0"},
-                               {"SLURM_NTASKS", "22"},
-                               {"SLURM_LOCALID", "1"},
-                               {"SLURM_NODEID", "4"},
-                               {"SLURM_TASKS_PER_NODE", list}});
-        refused(list, {"SLURM_TASKS_PER_NODE", "expected"}, [] { find_launch(); });
-    }
+    for (const auto& [node, tasks] : nodes)
+        check(launch_by(slurm({{"SLURM_NODEID", node}, {"SLURM_TASKS_PER_NODE", "4,8(x2),2"}})).local_size ==
+                  tasks,
+              std::string("tasks of node ") + node);
+
+    const auto wrong = [&](const char* what, const std::vector<std::string>& words, const Settings& values) {
+        refused(what, words, [&] { launch_by(values); });
+    };
+    for (const char* list : {"4,8(x2),2", "4(x", "many", ""})
+        wrong(list, {"SLURM_TASKS_PER_NODE", "expected"},
+              slurm({{"SLURM_NODEID", "4"}, {"SLURM_TASKS_PER_NODE", list}}));
+    wrong("a rank that is too large", {"RANK", "from 0 to 1", "2"}, ranks("2", "2", "0", "1"));
+    wrong("no WORLD_SIZE", {"WORLD_SIZE", "torchrun", "none"}, {{"RANK", "0"}});
+    wrong("a word", {"WORLD_SIZE", "integer", "two"}, {{"RANK", "0"}, {"WORLD_SIZE", "two"}});
+    wrong("no address", {"MASTER_ADDR"}, ranks("0", "2", "0", "1"));
+    check(rendezvous_port(29500) != 29500 && rendezvous_port(1024) == 9216 && rendezvous_port(65535) == 57343,
+          "ports");
+
     Launch second;
     second.size = second.local_size = 2, second.local_rank = 1;
     check(own_device(second, 2) == 1, "a device each");
     refused("one device of two", {"a device for each of the 2", "found 1"}, [&] { own_device(second, 1); });
     for (const char* name : {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"}) {
-        const Variables one({{name, "1"}});
+        const Variables one(Settings{{name, "1"}});
         check(own_device(second, 1) == 0, std::string("its own alone, by ") + name);
     }
-    const auto wrong = [&](const char* what, std::vector<std::string> words,
-                           std::initializer_list<std::pair<const char*, const char*>> values) {
-        const Variables set(values);
-        refused(what, words, [] { find_launch(); });
-    };
-    wrong("a rank that is too large", {"RANK", "from 0 to 1", "2"},
-          {{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
-    wrong("no WORLD_SIZE", {"WORLD_SIZE", "torchrun", "none"}, {{"RANK", "0"}});
-    wrong("a word", {"WORLD_SIZE", "integer", "two"}, {{"RANK", "0"}, {"WORLD_SIZE", "two"}});
-    wrong("no address", {"MASTER_ADDR"},
-          {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
-    check(rendezvous_port(29500) != 29500 && rendezvous_port(1024) == 9216 && rendezvous_port(65535) == 57343,
-          "ports");
 }
 
 // Element i of rank r's tensor: small integers, which every type holds exactly, also their sums.
@@ -198,8 +181,7 @@ void check_dropped_group(Communicator& ranks, const Context& context) {
     all_reduce(context, ranks, sum.tensor);
     double expected = 0;
     for (int64_t r = 0; r < ranks.size; r++) expected += element(r, 1);
-    check(error == "inside" && lost.at(1) == element(ranks.rank, 1) && sum.at(1) == expected,
-          "a group that is dropped");
+    check(error == "inside" && lost.at(1) == element(ranks.rank, 1) && sum.at(1) == expected);
 }
 
 // What one rank alone gathers, or has met, all learn.
@@ -211,8 +193,7 @@ void check_gathers(Transport& channel) {
           "gathers of two kinds: " + other);
     const std::string long_error(1000, 'e');
     for (const std::string& error : {std::string("short"), long_error})
-        check(error_of([&] { channel.gather(last ? "data" : "loss", last ? error : "1", last); }) == error,
-              "the error of a rank in place of what others gather");
+        check(error_of([&] { channel.gather(last ? "data" : "loss", last ? error : "1", last); }) == error);
     check(channel.gather("names", "again").size() == static_cast<size_t>(channel.size), "and they go on");
 }
 
@@ -271,14 +252,13 @@ void check_bits(Communicator& ranks, Transport& channel, const Context& context)
     all_reduce(context, ranks, make_tensor(x.data(), DType::f32, {count}));
     reduce_scatter(context, ranks, make_tensor(out.data(), DType::f32, {part}),
                    make_tensor(const_cast<float*>(in.data()), DType::f32, {count}));
-    check(std::memcmp(out.data(), x.data() + ranks.rank * part, out.size() * sizeof(float)) == 0,
-          "parts have the whole's bits");
+    check(std::memcmp(out.data(), x.data() + ranks.rank * part, out.size() * sizeof(float)) == 0);
     const std::string bits(reinterpret_cast<const char*>(x.data()), x.size() * sizeof(float));
     for (const std::string& theirs : channel.gather("bits", bits))
         check(theirs == bits, "the same bits on every rank");
 }
 
-void check_collectives() {
+TEST(check_collectives) {
     const Launch launch = find_launch();
     const std::unique_ptr<Transport> channel = connect(launch, "channel", 20);
     const std::unique_ptr<Communicator> ranks = make_host_communicator(connect(launch, "collectives", 20));
@@ -315,7 +295,5 @@ void check_collectives() {
 }  // namespace llamac
 
 int main(int argc, char** argv) {
-    using namespace llamac;
-    if (find_launch().size > 1) return run_checks(argc, argv, checks<check_collectives>());
-    return run_checks(argc, argv, checks<check_launchers>());
+    return llamac::run_checks_of_ranks(argc, argv, "check_collectives");
 }

@@ -24,7 +24,7 @@ const char* const norm =
     "seed)"
     " grad table = grad dx test(N=1, C=2, V=3) test_large(V=4, C=8, N=5)";
 
-void check_all_marks() {
+TEST(check_all_marks) {
     const Description d = parse_description(norm);
     check(d.name == "norm" && d.operands.size() == 9 && d.outputs == 3, "operands");
     const Operand &dx = d.operands[0], &sum = d.operands[1], &m = d.operands[2], &x = d.operands[3],
@@ -32,30 +32,24 @@ void check_all_marks() {
     check(d.types.size() == 5 && d.types[0].letter == 'T' && d.types[4].letter == 'W', "type letters");
     check(d.types[3].choices == std::vector<DType>{DType::bf16, DType::f64}, "the types of a letter");
     check(d.types[1].arithmetic_of == 0 && d.types[1].choices == std::vector<DType>{DType::f32} &&
-              d.types[0].arithmetic_of < 0,
-          "arithmetic");
+          d.types[0].arithmetic_of < 0);
     check(dx.letter == 0 && sum.letter == 2 && m.letter == 3 && d.operands[4].letter == 1 &&
-              d.operands[6].letter == 4 && f.letter < 0 && f.dtype == DType::f64,
-          "types of operands");
+          d.operands[6].letter == 4 && f.letter < 0 && f.dtype == DType::f64);
     check(type_text(d, m) == "M" && type_text(d, ids) == "i32", "a type's text");
     check(dx.output && dx.may_share == std::vector<int>{3}, "may_share");
     check(dimension_text(d, dx) == "[N,2C]" && dimension_text(d, m) == "[N,C/2]" &&
-              dimension_text(d, f) == "[1]" && dimension_text(d, d.operands[4]) == "[]",
-          "shapes");
+          dimension_text(d, f) == "[1]" && dimension_text(d, d.operands[4]) == "[]");
     check(sum.adds_if == 0 && sum.accumulated() && !dx.accumulated(), "adds_if");
     check(m.nullable && m.in_place && m.random == 1 && m.nearest_beside == 4, "random");
     check(!x.output && x.strided && x.positive, "strided >0");
-    check(ids.letter < 0 && ids.holds_integers() && ids.bound == d.find_dimension("V") && ids.except == 2,
-          "<V except");
+    check(ids.letter < 0 && ids.holds_integers() && ids.bound == d.find_dimension("V") && ids.except == 2);
     check(begin.begins == d.find_dimension("C") && ids.begins < 0 && begin.bound < 0, "begins");
     check(d.scalars[0].kind == 'b' && d.scalars[1].kind == 'i' && d.scalars[3].kind == 'f', "scalars");
     check(d.scalars[1].values == std::vector<double>{42, 1e12} && d.scalars[2].values.empty(), "values");
     const ScalarInfo &eps = d.scalars[3], &first = d.scalars[4], &on = d.scalars[5];
-    check(!eps.missing && first.missing == 3 && first.values == std::vector<double>{0, 5} && on.missing == 1,
-          "values where they are left out");
+    check(!eps.missing && first.missing == 3 && first.values == std::vector<double>{0, 5} && on.missing == 1);
     check(first.not_negative && !d.scalars[1].not_negative, ">=0");
-    check(missing_text(eps).empty() && missing_text(first) == "3" && missing_text(on) == "true",
-          "their text");
+    check(missing_text(eps).empty() && missing_text(first) == "3" && missing_text(on) == "true");
     const DimensionInfo &N = d.dimensions[0], &C = d.dimensions[1], &V = d.dimensions[2];
     check(N.name == "N" && N.splits && N.may_be_zero && V.may_be_zero && !C.may_be_zero && !C.splits, "rows");
     check(C.multiple_of == 2 && V.multiple_of < 0, "multiple");
@@ -65,8 +59,7 @@ void check_all_marks() {
     check(b.gives[0].operand == "dq" && b.gives[0].source == 3 && b.gives[0].gradient, "a gradient given");
     check(b.takes[0].operand == "dout" && b.takes[0].source == 0 && b.takes[0].gradient, "a gradient taken");
     check(b.takes[1].operand == "x" && b.takes[1].source == 3 && !b.takes[1].gradient, "an operand taken");
-    check(b.takes[2].operand == "z" && b.takes[2].source == 1 && b.scalars == std::vector<int>{3, 1},
-          "others");
+    check(b.takes[2].operand == "z" && b.takes[2].source == 1 && b.scalars == std::vector<int>{3, 1});
     check(d.same_gradients.at(0).input == 6 && d.same_gradients[0].source == 0, "grad");
     check(d.test_shapes.at(0).size == std::vector<int64_t>{1, 2, 3} && !d.test_shapes[0].large, "test");
     check(d.test_shapes.at(1).size == std::vector<int64_t>{5, 8, 4} && d.test_shapes[1].large, "test_large");
@@ -74,109 +67,103 @@ void check_all_marks() {
 
 const std::string storage = dtype_names(in_operations);
 
-// Each error of the parser: the text, and what the message says of it.
-const std::vector<std::pair<const char*, std::vector<std::string>>> errors = {
-    {"", {"an operation, column 1", "the name of an operation", "the end"}},
-    {"2f(a: T[N];)", {"the name of an operation", "'2f(a: T[N];)'"}},
-    {"f a: T[N];)", {"description of f, column 3", "expected '('"}},
-    {"f<T: f32>(;)", {"the name of an operand"}},
-    {"f<T: f32>(a: T[N], a: T[N];)", {"a name that no other operand has", "column 20"}},
-    {"f<T: f32>(a T[N];)", {"expected ':'"}},
-    {"f<(a: T[N];)", {"expected a type letter"}},
-    {"f<t: f32>(a: t[N];)", {"a capital letter that no other type has", "column 3"}},
-    {"f<TA: f32>(a: TA[N];)", {"a capital letter that no other type has"}},
-    {"f<T: f32, T: f32>(a: T[N];)", {"a capital letter that no other type has", "column 11"}},
-    {"f<T f32>(a: T[N];)", {"expected ':'"}},
-    {"f<T: >(a: T[N];)", {"types or 'arithmetic'"}},
-    {"f<T: f32 f31>(a: T[N];)", {"expected " + storage, "'f31>"}},
-    {"f<T: f16>(a: T[N];)", {"expected " + storage}},
-    {"f<T: f32(a: T[N];)", {"expected '>'"}},
-    {"f<A: arithmetic T>(a: T[N];)", {"expected '('"}},
-    {"f<A: arithmetic(T), T: f32>(a: T[N];)", {"a type letter before this one", "'T), T"}},
-    {"f<T: f32, A: arithmetic(T>(a: T[N];)", {"expected ')'"}},
-    {"f<A: f32, B: f32, C: f32, D: f32, E: f32, F: f32, G: f32, H: f32, I: f32>(a: I[N];)",
-     {"at most 8 type letters", "'I: f32"}},
-    {"f<T: f32>(a: Q[N];)", {"expected a type letter or " + storage, "'Q[N]"}},
-    {"f<T: f32>(a: i64[N];)", {"expected a type letter or", "'i64[N]"}},
-    {"f<T: f32>(a: f16[N];)", {"expected a type letter or", "'f16[N]"}},
-    {"f<T: f32>(a: ;)", {"expected a type letter or"}},
-    {"f<T: f32>(a: T N;)", {"expected '['"}},
-    {"f<T: f32>(a: T[N;)", {"expected ']'"}},
-    {"f<T: f32>(a: T[N,];)", {"a dimension letter or a number"}},
-    {"f<T: f32>(a: T[0];)", {"a number from 1 to 2^30"}},
-    {"f<T: f32>(a: T[2000000000];)", {"a number from 1 to 2^30"}},
-    {"f<T: f32>(a: T[C/x];)", {"expected a number"}},
-    {"f<T: f32>(a: T[A,B,C,D,E];)", {"at most 4 dimensions"}},
-    {"f<T: f32>(a: T[N]; b~: T[N])", {"'~' only after an output"}},
-    {"f<T: f32>(a: T[N]; b: T[] mean)", {"'mean' only after an output"}},
-    {"f<T: f32>(a: T[N]; b: T[N] rounded)", {"'rounded' only after an output"}},
-    {"f<T: f32>(a: T[N]; b: T[N] <N)", {"'<' only after an i32"}},
-    {"f<T: f32>(a: T[N]; b: i32[N] <)", {"a dimension letter"}},
-    {"f<T: f32>(a: T[N]; b: i32[N] <V)", {"a dimension letter of the operands", "'V)'"}},
-    {"f<T: f32>(a: T[N]; b: T[N] except(s); s: int)", {"'except' only after an i32"}},
-    {"f<T: f32>(a: T[N]; b: i32[N] except(s); s: bool)", {"a scalar of type int", "'s); s"}},
-    {"f<T: f32>(a: T[N]; b: T[N,N] begins(N))", {"'begins' only after an i32 of two dimensions"}},
-    {"f<T: f32>(a: T[N]; b: i32[N] begins(N))", {"'begins' only after an i32 of two dimensions"}},
-    {"f<T: f32>(a: T[N]; b: i32[N,N] begins(V))", {"a dimension letter of the operands", "'V))'"}},
-    {"f<T: f32>(a: T[N] adds_if(s);)", {"a scalar of type bool"}},
-    {"f<T: f32>(a: T[N] adds_if(s);; s: int)", {"a scalar of type bool"}},
-    {"f<T: f32>(a: T[N] adds_if s;; s: bool)", {"expected '('"}},
-    {"f<T: f32>(a~: T[N] adds_if(s);; s: bool)", {"'adds_if' only after an output without ~"}},
-    {"f<T: f32>(a: T[N]; b: T[N] adds_if(s); s: bool)", {"'adds_if' only after an output without ~"}},
-    {"f<T: f32>(a: T[N] random(s);; s: int)", {"'random' only after an output with ~"}},
-    {"f<T: f32>(a~: T[N] random(s);; s: float)", {"a scalar of type int"}},
-    {"f<T: f32>(a~: T[N] random(s, b);; s: int)", {"an operand", "'b);; s"}},
-    {"f<T: f32>(a: T[N]; b: T[N] may_share(a))", {"'may_share' only after an output"}},
-    {"f<T: f32>(a: T[N] may_share(a);)", {"an input"}},
-    {"f<T: f32>(a: T[N] may_share(b);)", {"an input"}},
-    {"f<T: f32>(a: T[N] odd;)", {"expected ';'", "'odd;)'"}},
-    {"f<T: f32>(a: T[N];; a: int)", {"a name that no other scalar or operand has"}},
-    {"f<T: f32>(a: T[N];; s: int, s: int)", {"a name that no other scalar or operand has"}},
-    {"f<T: f32>(a: T[N];; s: double)", {"float, int or bool"}},
-    {"f<T: f32>(a: T[N];; s)", {"expected ':'"}},
-    {"f<T: f32>(a: T[N];; )", {"the name of a scalar"}},
-    {"f<T: f32>(a: T[N];; s: int = {1})", {"the value of a call that leaves it out"}},
-    {"f<T: f32>(a: T[N];; s: int = 1, t: int {1})", {"'=' and a value, as the scalar before has", "'{1})'"}},
-    {"f<T: f32>(a: T[N];; s: float >=0)", {"'>=0' only after an int", "'>=0)'"}},
-    {"f<T: f32>(a: T[N];; s: int {x})", {"a value that tests take"}},
-    {"f<T: f32>(a: T[N];; s: int {1)", {"expected '}'"}},
-    {"f<T: f32>(a: T[N];", {"expected ')'", "found the end"}},
-    {"f<T: f32>(a: T[N];) often(N)",
-     {"empty, rows, multiple, at_most, derivative, grad, test, test_large or the end"}},
-    {"f<T: f32>(a: T[N];) empty(C)", {"a dimension letter of the operands"}},
-    {"f<T: f32>(a: T[N];) empty()", {"a dimension letter"}},
-    {"f<T: f32>(a: T[C,N];) rows(N)", {"a letter that only begins shapes"}},
-    {"f<T: f32>(a: T[2N];) rows(N)", {"a letter that only begins shapes"}},
-    {"f<T: f32>(a: T[N];) multiple(N)", {"expected ','"}},
-    {"f<T: f32>(a: T[N];) multiple(N, C)", {"a dimension letter of the operands"}},
-    {"f<T: f32>(a: T[N,S];; s: bool) at_most(N, S)", {"expected ','"}},
-    {"f<T: f32>(a: T[N,S];; s: bool) at_most(N, C, s)", {"a dimension letter of the operands"}},
-    {"f<T: f32>(a: T[N,S];; s: int) at_most(N, S, s)", {"a scalar of type bool"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) derivative (db: grad b;)", {"the name of an operation"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: b;)", {"': grad' and an input"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad a;)", {"an input"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad c;)", {"an input"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b)", {"expected ';'"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; c)", {"an operand"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; x: grad b)", {"an output"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; b; s)", {"a scalar"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) grad a = grad a", {"an input"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) grad b = a", {"expected 'grad'"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) grad b grad a", {"expected '='"}},
-    {"f<T: f32>(a: T[N]; b: T[N]) grad b = grad c", {"an operand"}},
-    {"f<T: f32>(a: T[N,C];) test(N=1)", {"a size for every letter"}},
-    {"f<T: f32>(a: T[N];) test(N)", {"expected '='"}},
-    {"f<T: f32>(a: T[N];) test(C=1)", {"a dimension letter of the operands"}},
+// Errors of the parser: words of the message, and the texts.
+const std::vector<std::pair<std::vector<std::string>, std::vector<const char*>>> errors = {
+    {{"an operation, column 1", "the name of an operation", "the end"}, {""}},
+    {{"the name of an operation", "'2f(a: T[N];)'"}, {"2f(a: T[N];)"}},
+    {{"description of f, column 3", "expected '('"}, {"f a: T[N];)"}},
+    {{"the name of an operand"}, {"f<T: f32>(;)"}},
+    {{"a name that no other operand has", "column 20"}, {"f<T: f32>(a: T[N], a: T[N];)"}},
+    {{"expected ':'"}, {"f<T: f32>(a T[N];)", "f<T f32>(a: T[N];)", "f<T: f32>(a: T[N];; s)"}},
+    {{"expected a type letter"}, {"f<(a: T[N];)"}},
+    {{"a capital letter that no other type has", "column 3"}, {"f<t: f32>(a: t[N];)"}},
+    {{"a capital letter that no other type has"}, {"f<TA: f32>(a: TA[N];)"}},
+    {{"a capital letter that no other type has", "column 11"}, {"f<T: f32, T: f32>(a: T[N];)"}},
+    {{"types or 'arithmetic'"}, {"f<T: >(a: T[N];)"}},
+    {{"expected " + storage, "'f31>"}, {"f<T: f32 f31>(a: T[N];)"}},
+    {{"expected " + storage}, {"f<T: f16>(a: T[N];)"}},
+    {{"expected '>'"}, {"f<T: f32(a: T[N];)"}},
+    {{"expected '('"}, {"f<A: arithmetic T>(a: T[N];)", "f<T: f32>(a: T[N] adds_if s;; s: bool)"}},
+    {{"a type letter before this one", "'T), T"}, {"f<A: arithmetic(T), T: f32>(a: T[N];)"}},
+    {{"expected ')'"}, {"f<T: f32, A: arithmetic(T>(a: T[N];)"}},
+    {{"at most 8 type letters", "'I: f32"},
+     {"f<A: f32, B: f32, C: f32, D: f32, E: f32, F: f32, G: f32, H: f32, I: f32>(a: I[N];)"}},
+    {{"expected a type letter or " + storage, "'Q[N]"}, {"f<T: f32>(a: Q[N];)"}},
+    {{"expected a type letter or", "'i64[N]"}, {"f<T: f32>(a: i64[N];)"}},
+    {{"expected a type letter or", "'f16[N]"}, {"f<T: f32>(a: f16[N];)"}},
+    {{"expected a type letter or"}, {"f<T: f32>(a: ;)"}},
+    {{"expected '['"}, {"f<T: f32>(a: T N;)"}},
+    {{"expected ']'"}, {"f<T: f32>(a: T[N;)"}},
+    {{"a dimension letter or a number"}, {"f<T: f32>(a: T[N,];)"}},
+    {{"a number from 1 to 2^30"}, {"f<T: f32>(a: T[0];)", "f<T: f32>(a: T[2000000000];)"}},
+    {{"expected a number"}, {"f<T: f32>(a: T[C/x];)"}},
+    {{"at most 4 dimensions"}, {"f<T: f32>(a: T[A,B,C,D,E];)"}},
+    {{"'~' only after an output"}, {"f<T: f32>(a: T[N]; b~: T[N])"}},
+    {{"'mean' only after an output"}, {"f<T: f32>(a: T[N]; b: T[] mean)"}},
+    {{"'rounded' only after an output"}, {"f<T: f32>(a: T[N]; b: T[N] rounded)"}},
+    {{"'<' only after an i32"}, {"f<T: f32>(a: T[N]; b: T[N] <N)"}},
+    {{"a dimension letter"}, {"f<T: f32>(a: T[N]; b: i32[N] <)", "f<T: f32>(a: T[N];) empty()"}},
+    {{"a dimension letter of the operands", "'V)'"}, {"f<T: f32>(a: T[N]; b: i32[N] <V)"}},
+    {{"'except' only after an i32"}, {"f<T: f32>(a: T[N]; b: T[N] except(s); s: int)"}},
+    {{"a scalar of type int", "'s); s"}, {"f<T: f32>(a: T[N]; b: i32[N] except(s); s: bool)"}},
+    {{"'begins' only after an i32 of two dimensions"},
+     {"f<T: f32>(a: T[N]; b: T[N,N] begins(N))", "f<T: f32>(a: T[N]; b: i32[N] begins(N))"}},
+    {{"a dimension letter of the operands", "'V))'"}, {"f<T: f32>(a: T[N]; b: i32[N,N] begins(V))"}},
+    {{"a scalar of type bool"},
+     {"f<T: f32>(a: T[N] adds_if(s);)", "f<T: f32>(a: T[N] adds_if(s);; s: int)",
+      "f<T: f32>(a: T[N,S];; s: int) at_most(N, S, s)"}},
+    {{"'adds_if' only after an output without ~"},
+     {"f<T: f32>(a~: T[N] adds_if(s);; s: bool)", "f<T: f32>(a: T[N]; b: T[N] adds_if(s); s: bool)"}},
+    {{"'random' only after an output with ~"}, {"f<T: f32>(a: T[N] random(s);; s: int)"}},
+    {{"a scalar of type int"}, {"f<T: f32>(a~: T[N] random(s);; s: float)"}},
+    {{"an operand", "'b);; s"}, {"f<T: f32>(a~: T[N] random(s, b);; s: int)"}},
+    {{"'may_share' only after an output"}, {"f<T: f32>(a: T[N]; b: T[N] may_share(a))"}},
+    {{"an input"},
+     {"f<T: f32>(a: T[N] may_share(a);)", "f<T: f32>(a: T[N] may_share(b);)",
+      "f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad a;)",
+      "f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad c;)",
+      "f<T: f32>(a: T[N]; b: T[N]) grad a = grad a"}},
+    {{"expected ';'", "'odd;)'"}, {"f<T: f32>(a: T[N] odd;)"}},
+    {{"a name that no other scalar or operand has"},
+     {"f<T: f32>(a: T[N];; a: int)", "f<T: f32>(a: T[N];; s: int, s: int)"}},
+    {{"float, int or bool"}, {"f<T: f32>(a: T[N];; s: double)"}},
+    {{"the name of a scalar"}, {"f<T: f32>(a: T[N];; )"}},
+    {{"the value of a call that leaves it out"}, {"f<T: f32>(a: T[N];; s: int = {1})"}},
+    {{"'=' and a value, as the scalar before has", "'{1})'"},
+     {"f<T: f32>(a: T[N];; s: int = 1, t: int {1})"}},
+    {{"'>=0' only after an int", "'>=0)'"}, {"f<T: f32>(a: T[N];; s: float >=0)"}},
+    {{"a value that tests take"}, {"f<T: f32>(a: T[N];; s: int {x})"}},
+    {{"expected '}'"}, {"f<T: f32>(a: T[N];; s: int {1)"}},
+    {{"expected ')'", "found the end"}, {"f<T: f32>(a: T[N];"}},
+    {{"empty, rows, multiple, at_most, derivative, grad, test, test_large or the end"},
+     {"f<T: f32>(a: T[N];) often(N)"}},
+    {{"a dimension letter of the operands"},
+     {"f<T: f32>(a: T[N];) empty(C)", "f<T: f32>(a: T[N];) multiple(N, C)",
+      "f<T: f32>(a: T[N,S];; s: bool) at_most(N, C, s)", "f<T: f32>(a: T[N];) test(C=1)"}},
+    {{"a letter that only begins shapes"}, {"f<T: f32>(a: T[C,N];) rows(N)", "f<T: f32>(a: T[2N];) rows(N)"}},
+    {{"expected ','"}, {"f<T: f32>(a: T[N];) multiple(N)", "f<T: f32>(a: T[N,S];; s: bool) at_most(N, S)"}},
+    {{"the name of an operation"}, {"f<T: f32>(a: T[N]; b: T[N]) derivative (db: grad b;)"}},
+    {{"': grad' and an input"}, {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: b;)"}},
+    {{"expected ';'"}, {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b)"}},
+    {{"an operand"},
+     {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; c)",
+      "f<T: f32>(a: T[N]; b: T[N]) grad b = grad c"}},
+    {{"an output"}, {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; x: grad b)"}},
+    {{"a scalar"}, {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; b; s)"}},
+    {{"expected 'grad'"}, {"f<T: f32>(a: T[N]; b: T[N]) grad b = a"}},
+    {{"expected '='"}, {"f<T: f32>(a: T[N]; b: T[N]) grad b grad a", "f<T: f32>(a: T[N];) test(N)"}},
+    {{"a size for every letter"}, {"f<T: f32>(a: T[N,C];) test(N=1)"}},
 };
-void check_errors() {
-    for (const auto& [text, words] : errors) refused(text, words, [text = text] { parse_description(text); });
+TEST(check_errors) {
+    for (const auto& [words, texts] : errors)
+        for (const char* text : texts) refused(text, words, [&, text = text] { parse_description(text); });
 }
 
 // A launcher against a description.
 template <class T>
 void launcher(View<T, 2>, View<const float, 1>, double) {}
 
-void check_launchers() {
+TEST(check_launchers) {
     const Instantiation fits = instantiations<launcher<float>>()[0],
                         wide = instantiations<launcher<double>>()[0];
     const auto take = [](const std::string& text, const Instantiation& e) {
@@ -201,49 +188,14 @@ void check_launchers() {
     refuse("(a: W[N,C]; b: T[N]; s: float)", wide, {"a is f64, expected f32"});
 }
 
-// An operation whose inputs are stored in types of their own.
-template <class X, class W>
-void mixed_reference(View<float, 1> out, View<const X, 1> x, View<const W, 1> weight) {
-    for (int64_t n = 0; n < out.shape[0]; n++) out(n) = float(x(n)) * float(weight(n));
-}
-void check_mixed_types() {
-    static const Operation mixed(  // registers itself: the last of the checks
-        "mixed<X: f32 bf16, W: f32 bf16 f64>(out: f32[N]; x: X[N], weight: W[N])", "out = x * weight",
-        {{"reference", "plain loops", Backend::host,
-          instantiations<mixed_reference<float, bf16>, mixed_reference<bf16, float>,
-                         mixed_reference<bf16, double>>()}});
-    constexpr int64_t N = 3;
-    float out[N], wide[N] = {1, 2, 3};
-    const bf16 narrow[N] = {bf16(2.0f), bf16(3.0f), bf16(-1.5f)};
-    double widest[N] = {0.5, 0.25, 2};
-    int32_t integers[N] = {};
-    const auto tensor = [](const void* data, DType type) {
-        return make_tensor(const_cast<void*>(data), type, {N});
-    };
-    const auto product = [&](const Tensor& x, const Tensor& weight) {
-        const Tensor tensors[] = {tensor(out, DType::f32), x, weight};
-        run(mixed, tensors, {});
-        return std::vector<float>(out, out + N);
-    };
-    const Tensor f32 = tensor(wide, DType::f32), bf = tensor(narrow, DType::bf16),
-                 f64 = tensor(widest, DType::f64);
-    check(product(f32, bf) == std::vector<float>{2, 6, -4.5f}, "x in f32, weight in bf16");
-    check(product(bf, f32) == std::vector<float>{2, 6, -4.5f}, "x in bf16, weight in f32");
-    check(product(bf, f64) == std::vector<float>{1, 0.75f, -3}, "x in bf16, weight in f64");
-    refused("no such variant", {"mixed", "no variant takes"}, [&] { product(f32, f32); });
-    refused("no such type", {"mixed: x is f64, expected f32 or bf16"}, [&] { product(f64, f32); });
-    refused("an integer", {"mixed: weight is i32, expected f32, bf16 or f64"},
-            [&] { product(f32, tensor(integers, DType::i32)); });
-}
-
-void check_derivatives_of_the_program() {
+TEST(check_derivatives_of_the_program) {
     check(error_of(check_derivatives).empty(), error_of(check_derivatives));
     const Operation& op = find_operation("matmul_forward");
     check(op.derivatives.size() == 2 && op.same_gradients.size() == 1, "matmul_forward has two");
 }
 
 // The same, of descriptions that are wrong.
-void check_wrong_derivatives() {
+TEST(check_wrong_derivatives) {
     const std::pair<const char*, const char*> wrong[] = {
         {"nowhere(dx: grad x; dout: grad out)", "no operation is called nowhere"},
         {"swiglu_backward(dx: grad x; dout: grad out, gate_up: x)", "dx is no output of it"},
@@ -259,7 +211,7 @@ void check_wrong_derivatives() {
 }
 
 // Every variant has a name of its own, which is no number; what has kernels has a naive one.
-void check_variant_names() {
+TEST(check_variant_names) {
     for (const Operation* op : operations()) {
         std::set<std::string> names;
         for (const Variant& v : op->variants)
@@ -278,16 +230,13 @@ std::string names_of(const std::string& choice) {
 }
 
 // As --kernel takes them; `optimized` is what runs by default, in its order.
-void check_kernel_choices() {
+TEST(check_kernel_choices) {
     const bool host = computing_context().backend == Backend::host;
     check(names_of("rope_forward=vectorized,naive") == "vectorized,naive", "a list");
-    check(names_of("rope_forward=optimized") == (host ? "cpu,reference" : "shuffle,vectorized,naive"),
-          "optimized");
+    check(names_of("rope_forward=optimized") == (host ? "cpu,reference" : "shuffle,vectorized,naive"));
     check(names_of("rope_forward=naive,optimized") ==
-              (host ? "naive,cpu,reference" : "naive,shuffle,vectorized"),
-          "optimized in a list");
-    check(names_of("attention_backward=optimized").find("atomic") == std::string::npos,
-          "optimized is deterministic");
+          (host ? "naive,cpu,reference" : "naive,shuffle,vectorized"));
+    check(names_of("attention_backward=optimized").find("atomic") == std::string::npos);
     refused("magic",
             {"rope_forward: no variant magic, expected one of optimized, cpu, shuffle, vectorized, naive, "
              "reference"},
@@ -298,8 +247,5 @@ void check_kernel_choices() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_checks(
-        argc, argv,
-        checks<check_all_marks, check_errors, check_launchers, check_derivatives_of_the_program,
-               check_wrong_derivatives, check_variant_names, check_kernel_choices, check_mixed_types>());
+    return run_checks(argc, argv);
 }

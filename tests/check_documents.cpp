@@ -2,7 +2,6 @@
 // tests/test_documents.py compares what it computes.
 #include <map>
 
-#include "platform/threads.h"
 #include "small_run.h"
 #include "train/memory.h"
 #include "vocabulary_file.h"
@@ -17,27 +16,22 @@ std::string vocabulary(const std::string& name, uint32_t bos, uint32_t eos) {
 
 // Documents of about 12 tokens each, in sequences of 16: the walk of small_run meets one of the marks in as many.
 Options masked_run(const Words& more = {}) {
-    Words words = {"--document-mask", "on", "--tokenizer", vocabulary("marks.vocab", 4, 8)};
-    words.insert(words.end(), more.begin(), more.end());
-    return small_run(words);
+    return small_run(with({"--document-mask", "on", "--tokenizer", vocabulary("marks.vocab", 4, 8)}, more));
 }
 
 // ---- the same bits ----
 
-void check_same_bits() {
+TEST(check_same_bits) {
     for (const Words& precision : {precisions[0], precisions[2]}) {
         const Trained whole = train(masked_run(precision), 0);
         check(!(train(small_run(precision), 0) == whole), "the mask changes a run");
         check(train(masked_run(precision), 2) == whole, "two steps ahead: other bits");
-        for (const Words& how : {Words{"--graphs", "off"}, {"--recompute", "block", "--verify-every", "1"}}) {
-            Words words = precision;
-            words.insert(words.end(), how.begin(), how.end());
-            check(train(masked_run(words), 1) == whole, how[0] + ": other bits");
-        }
+        for (const Words& how : {Words{"--graphs", "off"}, {"--recompute", "block", "--verify-every", "1"}})
+            check(train(masked_run(with(precision, how)), 1) == whole, how[0] + ": other bits");
     }
 }
 
-void check_kernels() {
+TEST(check_kernels) {
     Options o = masked_run({"--steps", "2", "--dtype", "bf16", "--verify-every", "1"});
     o.kernel = all_kernels();
     const Trained replayed = train(o, 1);
@@ -45,19 +39,11 @@ void check_kernels() {
     check(train(o, 0) == replayed, "kernels: other bits");
 }
 
-void check_resumed() {
+TEST(check_resumed) {
     const Words words = {"--out", in_folder("resumed")};
-    fs::create_directories(in_folder("resumed"));
     const Trained whole = train(masked_run(words), 0);
-    Trainer first(masked_run(words), 0);
-    Trained trained;
-    for (int k = 0; k < 3; k++) {
-        first.start_step();
-        finish(first, 0, trained);
-    }
-    save(first, OpenFolder(in_folder("resumed")));
-    Words more = words;
-    more.insert(more.end(), {"--resume", "auto"});
+    saved_run(masked_run(words));
+    const Words more = with(words, {"--resume", "auto"});
     Trainer again(masked_run(more), 0);
     check(again.warnings.find("document-mask") == std::string::npos, "the same mask: no warning");
     check(train(again).weights == whole.weights, "resumed: other bits");
@@ -67,7 +53,7 @@ void check_resumed() {
 }
 
 // Validation sees documents, samples are one document, and neither changes the steps that follow.
-void check_between_steps() {
+TEST(check_between_steps) {
     Trainer t(masked_run(), 0), plain(small_run(), 0);
     check(validate(t) != validate(plain) && validate(t) == validate(t), "validation is masked");
     const std::vector<int32_t> prompt = {9, 4, 7, 8, 3};  // with marks in it
@@ -77,25 +63,22 @@ void check_between_steps() {
 
 // ---- what attention is given ----
 
-void check_every_call() {
+TEST(check_every_call) {
     for (const char* recompute : {"none", "attention", "block"}) {
         Trainer t(masked_run({"--recompute", recompute}), 0);
         std::map<std::string, int> calls;
         int unmasked = 0;
-        const Observer observer{[](hipStream_t) {},
-                                [&](const Call& call, const Variant&) {
-                                    if (call.op->name.find("attention_") != 0) return;
-                                    calls[call.op->name]++;
-                                    const Tensor& first = call.operand("first");
-                                    if (!first.data) return void(unmasked++);
-                                    std::vector<int32_t> ids(64), found(64), expected(64);
-                                    copy_bytes(ids.data(), t.model.activations.tokens.data, 4 * 64);
-                                    copy_bytes(found.data(), first.data, first.bytes());
-                                    find_documents(ids.data(), 4, 16, {4, 8}, expected.data());
-                                    check(found == expected && found != std::vector<int32_t>(64, 0),
-                                          "attention is given where the batch's documents begin");
-                                },
-                                [](int64_t, hipStream_t) {}};
+        const Observer observer = observe_calls([&](const Call& call, const Variant&) {
+            if (call.op->name.find("attention_") != 0) return;
+            calls[call.op->name]++;
+            const Tensor& first = call.operand("first");
+            if (!first.data) return void(unmasked++);
+            std::vector<int32_t> ids(64), found(64), expected(64);
+            copy_bytes(ids.data(), t.model.activations.tokens.data, 4 * 64);
+            copy_bytes(found.data(), first.data, first.bytes());
+            find_documents(ids.data(), 4, 16, {4, 8}, expected.data());
+            check(found == expected && found != std::vector<int32_t>(64, 0));
+        });
         t.model.context.observer = &observer;
         t.start_step();
         t.finish_step();
@@ -108,7 +91,7 @@ void check_every_call() {
 
 // ---- memory ----
 
-void check_memory_table() {
+TEST(check_memory_table) {
     const auto tokens = [](const Options& o, int64_t ahead) {
         const Trainer t(o, ahead);
         for (const MemoryRow& row : memory_rows(t.model, true))
@@ -125,7 +108,7 @@ void check_memory_table() {
 
 // ---- refused ----
 
-void check_refused() {
+TEST(check_refused) {
     const auto run = [](const std::string& tokenizer) {
         Trainer t(small_run({"--document-mask", "on", "--tokenizer", tokenizer}), 0);
     };
@@ -143,8 +126,5 @@ void check_refused() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    limit_spinning(argv);
-    return run_checks(argc, argv,
-                      checks<check_same_bits, check_kernels, check_resumed, check_between_steps,
-                             check_every_call, check_memory_table, check_refused>());
+    return run_checks(argc, argv);
 }

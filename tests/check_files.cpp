@@ -1,9 +1,7 @@
-// Files, safetensors and the cache of matrix products: what is written is read back, what is malformed is
-// refused in one line that names the file, and nothing crashes (run it under ASan and UBSan).
+// Files, safetensors and the cache of matrix products: written files are read back, and malformed ones are refused in one
+// line that names the file (run it under ASan and UBSan). Cut and changed files: tests/test_readers.py.
 #include "check.h"
 
-#include <signal.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -28,12 +26,11 @@ bool has_no_temporary_file() {
                         [](const std::string& name) { return name.find(".tmp") != name.npos; });
 }
 
-void check_files() {
+TEST(check_files) {
     const std::string path = in_folder("text");
     check(write_file(path, "llamac") == 0x529b0d3c67418434u && get(path) == "llamac", "write_file");
     check(hash_file(path) == 0x529b0d3c67418434u, "hash_file");
-    check(write_file(path, "") == 0x2d06800538d394c2u && hash_file(path) == 0x2d06800538d394c2u,
-          "empty file");
+    check(write_file(path, "") == 0x2d06800538d394c2u && hash_file(path) == 0x2d06800538d394c2u);
     check(InputFile(path).size == 0 && read_file(path).empty(), "empty file read");
     check(has_no_temporary_file(), "temporary file renamed");
 
@@ -53,12 +50,11 @@ void check_files() {
     refused("JSON number", {"a.json"}, [] { parse_json("1e999", "a.json"); });
     refused("JSON before a NUL", {"a.json", "byte 3"}, [] { parse_json({"{}\0x", 4}, "a.json"); });
     refused("JSON with a byte-order mark", {"a.json"}, [] { parse_json("\xef\xbb\xbf{}", "a.json"); });
-    check(error_of([] { parse_json("[{\"a\":1},{\"a\":{\"a\":2}}]", "a.json"); }).empty(),
-          "JSON same key elsewhere");
+    check(error_of([] { parse_json("[{\"a\":1},{\"a\":{\"a\":2}}]", "a.json"); }).empty());
 }
 
 // A file that somebody truncates while it is in use: an error, where a mapping would end the process by SIGBUS.
-void check_cut_file() {
+TEST(check_cut_file) {
     const std::string path = put("cut", std::string(3 << 20, 'x'));
     const InputFile file(path);
     std::string bytes(static_cast<size_t>(file.size), '\0');
@@ -78,7 +74,7 @@ void check_cut_file() {
 }
 
 // progress: of each piece, and of each time that the file was made durable.
-void check_progress() {
+TEST(check_progress) {
     int pieces = 0;
     FileWriter writer(in_folder("large"));
     writer.progress = [&] { pieces++; };
@@ -90,15 +86,10 @@ void check_progress() {
 }
 
 // A write that fails on the way leaves the file that stood there, and no temporary one.
-void check_full_disk() {
+TEST(check_full_disk) {
     const std::string path = put("kept", "old"), big(300000, 'x');
-    signal(SIGXFSZ, SIG_IGN);
-    rlimit before;
-    getrlimit(RLIMIT_FSIZE, &before);
-    const rlimit small{100000, before.rlim_max};
-    setrlimit(RLIMIT_FSIZE, &small);  // the first write is short, the next one fails
-    const std::string message = error_of([&] { write_file(path, big); });
-    setrlimit(RLIMIT_FSIZE, &before);
+    // The first write is short, the next one fails.
+    const std::string message = error_with_file_limit(100000, [&] { write_file(path, big); });
     check(message == path + ": cannot write: File too large", "file size limit: " + message);
     check(get(path) == "old" && has_no_temporary_file(), "kept after a file size limit");
 }
@@ -126,7 +117,7 @@ void open_and_read(const std::string& path) {
     CHECK(8 + header + bytes == static_cast<int64_t>(whole.size()));
 }
 
-void check_round_trip() {
+TEST(check_round_trip) {
     std::vector<float> a(24);
     std::iota(a.begin(), a.end(), -3.5f);
     std::vector<bf16> b;
@@ -139,8 +130,7 @@ void check_round_trip() {
                                            {"none", make_tensor(nullptr, DType::f32, {0, 5})},
                                            {"scalar", make_tensor(d.data(), DType::f64, {})}};
     const std::string path = in_folder("round.safetensors");
-    check(write_safetensors(path, tensors, {{"lr", "0.001"}}) == hash_file(path),
-          "XXH3 of a safetensors file");
+    check(write_safetensors(path, tensors, {{"lr", "0.001"}}) == hash_file(path));
     const SafetensorsFile file(path);
     check(file.metadata == std::map<std::string, std::string>{{"lr", "0.001"}}, "metadata");
     check(file.entries().size() == tensors.size() && static_cast<uint8_t>(get(path)[0]) % 8 == 0, "header");
@@ -182,7 +172,7 @@ void check_round_trip() {
     check(SafetensorsFile(path).entries().empty(), "file without tensors");
 }
 
-void check_malformed_safetensors() {
+TEST(check_malformed_safetensors) {
     const auto one = [](const std::string& fields) {
         return safetensors("{\"t\":{" + fields + "}}", "12345678");
     };
@@ -252,32 +242,7 @@ void check_malformed_safetensors() {
     }
 }
 
-// Every truncation is refused; every changed byte is refused or leaves a file that is sound.
-void check_damaged_safetensors() {
-    std::vector<float> data(6, 1.5f);
-    const std::string path = in_folder("whole.safetensors"), damaged = in_folder("damaged.safetensors");
-    write_safetensors(path,
-                      {{"a", make_tensor(data.data(), DType::f32, {2, 2})},
-                       {"b", make_tensor(data.data(), DType::bf16, {3})}},
-                      {{"k", "v"}});
-    const std::string whole = get(path);
-    for (size_t n = 0; n < whole.size(); n++)
-        refused("truncated at " + std::to_string(n), {damaged},
-                [&] { open_and_read(put("damaged.safetensors", whole.substr(0, n))); });
-    int64_t sound = 0, refusals = 0;
-    const size_t end_of_header = 8 + static_cast<uint8_t>(whole[0]);
-    for (size_t at = 0; at < end_of_header; at++)
-        for (char value : std::string("\0\1\"09-[]{},e\x7f\x80\xff", 15)) {
-            std::string bytes = whole;
-            bytes[at] = value;
-            const std::string message = error_of([&] { open_and_read(put("damaged.safetensors", bytes)); });
-            message.empty() ? sound++ : refusals++;
-            if (!message.empty() && message.find(damaged) != 0) check(false, "names the file: " + message);
-        }
-    check(sound > 0 && refusals > sound, "changed bytes: " + std::to_string(refusals) + " refused");
-}
-
-void check_large_safetensors() {
+TEST(check_large_safetensors) {
     // 5 GiB of holes: offsets past 2^32 are right.
     const std::string header =
         "{\"a\":{\"dtype\":\"BF16\",\"shape\":[2621440,1024],\"data_offsets\":[0,5368709120]},"
@@ -291,7 +256,7 @@ void check_large_safetensors() {
     std::filesystem::remove(path);
 }
 
-void check_weight_files() {
+TEST(check_weight_files) {
     std::vector<float> a{1, 2}, b{3};
     const std::string directory = in_folder("weights"), listing = "weights/model.safetensors.index.json";
     std::filesystem::create_directory(directory);
@@ -330,9 +295,8 @@ void check_weight_files() {
     refused("other type", {"model.safetensors", "model.mask", "expected", "found BOOL"},
             [&] { others.read("model.mask", make_tensor(a.data(), DType::f32, {2})); });
     check(others.unused({"model.a"}) ==
-                  directory + ": the model does not use 1 of the files' tensors: \"model.mask\"" &&
-              others.unused({"model.a", "model.mask"}).empty(),
-          "unused tensors");
+              directory + ": the model does not use 1 of the files' tensors: \"model.mask\"" &&
+          others.unused({"model.a", "model.mask"}).empty());
 }
 
 // ---- choices of matrix products ----
@@ -346,15 +310,14 @@ bool same(const GemmChoices& a, const GemmChoices& b) {
     return to_json(a).dump() == to_json(b).dump();
 }
 
-void check_gemm_cache() {
+TEST(check_gemm_cache) {
     const std::string path = in_folder("cache/of/mine/gemm.json");
     check(read_gemm_cache(path).choices.empty(), "no cache yet");
     check(read_gemm_cache(in_folder(std::string(300, 'x'))).choices.empty(), "no cache can have this name");
     add_to_gemm_cache(path, some_choices);
     const GemmChoices read = read_gemm_cache(path);
     check(read.device == "Some Device" && read.library == "someBLASLt 130100", "a cache says whose it is");
-    check(read.choices.size() == 1 && read.choices.at("nt 8192x6144x4096 bf16 bf16").ms == 0.3751,
-          "what was timed is kept to the bit, a guess is not");
+    check(read.choices.size() == 1 && read.choices.at("nt 8192x6144x4096 bf16 bf16").ms == 0.3751);
     GemmChoices more = some_choices;
     more.choices = {{"nn 16x16x16 f32 f32", {"ab", 0.5, 3}}};
     add_to_gemm_cache(path, more);
@@ -362,8 +325,7 @@ void check_gemm_cache() {
     check(same(read_gemm_cache(path), more), "other products of the same device join");
     more.choices["nn 16x16x16 f32 f32"].algorithm = "ac";
     add_to_gemm_cache(path, more);
-    check(same(read_gemm_cache(path), more),
-          "an algorithm that was chosen anew replaces the one that was kept");
+    check(same(read_gemm_cache(path), more));
     more.device = "Another";
     add_to_gemm_cache(path, more);
     check(same(read_gemm_cache(path), more), "another device's take their place");
@@ -372,12 +334,10 @@ void check_gemm_cache() {
             [] { add_to_gemm_cache(put("text", "") + "/x", some_choices); });
     constexpr DType f32 = DType::f32, bf16 = DType::bf16;
     check((Gemm{8192, 6144, 4096, false, true, bf16, bf16, f32, f32, true}).name() ==
-              "nt 8192x6144x4096 bf16 f32 +c",
-          "a product's name");
+          "nt 8192x6144x4096 bf16 f32 +c");
     check(
         (Gemm{8, 6, 4, true, false, f32, bf16, f32, bf16, true, GemmScale::tensor, GemmScale::row}).name() ==
-            "tn 8x6x4 f32/bf16 bf16 +c/f32 a*1 b*row",
-        "a product's name with a type for each operand, and scales");
+        "tn 8x6x4 f32/bf16 bf16 +c/f32 a*1 b*row");
     GemmAlgorithms gemms;
     if (!gemm_supports({16, 16, 16, false, true, f32, f32, f32, f32, false}, nullptr)) {
         check(gemms.choices().choices.empty() && gemms.use(some_choices).empty(), "without the library");
@@ -389,13 +349,12 @@ void check_gemm_cache() {
     check(gemms.choices().choices.count("tn 128x64x33 bf16 f32 +c") == 0, "another device's are not taken");
 }
 
-void check_malformed_gemm_cache() {
+TEST(check_malformed_gemm_cache) {
     const std::string name = "gemm.json", good = to_json(some_choices).dump(2);
     const auto malformed = [&](const std::string& what, const std::string& text) {
         const std::string path = put(name, text);
         refused("cache: " + what, {path, ": expected "}, [&] { read_gemm_cache(path); });
     };
-    for (size_t n = 0; n < good.size(); n++) malformed("cut to " + std::to_string(n), good.substr(0, n));
     for (const char* text : {"[]", "null", "3", "\"text\"", "{}", "\xff"}) malformed(text, text);
     malformed("a tail", good + "{}");
     const nlohmann::json fields = nlohmann::json::parse(good);
@@ -409,21 +368,10 @@ void check_malformed_gemm_cache() {
         malformed("without " + at, without.dump());
         malformed("a list for " + at, wrong.dump());
     }
-    for (size_t i = 0; i < good.size(); i++) {  // read, or refused in one line
-        std::string text = good;
-        text[i] = static_cast<char>(text[i] ^ 0x15);
-        const std::string path = put(name, text);
-        const std::string message = error_of([&] { read_gemm_cache(path); });
-        check(message.empty() || message.find(path) == 0,
-              "cache with byte " + std::to_string(i) + " changed");
-    }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_checks(argc, argv,
-                      checks<check_files, check_cut_file, check_progress, check_full_disk, check_round_trip,
-                             check_malformed_safetensors, check_damaged_safetensors, check_large_safetensors,
-                             check_weight_files, check_gemm_cache, check_malformed_gemm_cache>());
+    return run_checks(argc, argv);
 }

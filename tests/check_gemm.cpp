@@ -6,11 +6,11 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "check.h"
 #include "core/library_gemm.h"
 #include "core/random.h"
 #include "platform/ranks/transport.h"
 #include "platform/stream.h"
+#include "ranks_check.h"
 
 namespace llamac {
 namespace {
@@ -116,7 +116,7 @@ Gemm next_product(DType type = f32) {
     return {rows++, 8, 16, false, true, type, type, type, type, false};
 }
 
-void check_captures() {
+TEST(check_captures) {
     const auto stream = [](uintptr_t number) { return reinterpret_cast<hipStream_t>(number); };
     stand_in::algorithms = {{}};
     Product p(next_product());
@@ -129,18 +129,16 @@ void check_captures() {
         return message;
     };
     const std::string refusal = "compute one before the capture";
-    check(in_capture(1).find(refusal) != std::string::npos && stand_in::handles == 0,
-          "a device's first product in a capture");
+    check(in_capture(1).find(refusal) != std::string::npos && stand_in::handles == 0);
     p.compute(nullptr, stream(1));
-    check(in_capture(1).empty() && in_capture(2).empty() && in_capture(2).empty() && p.is_right(),
-          "products in captures, one of them on a stream of its own");
+    check(in_capture(1).empty() && in_capture(2).empty() && in_capture(2).empty() && p.is_right());
     check(in_capture(3).find(refusal) != std::string::npos, "no handle is left for a second one");
     p.compute(nullptr, stream(1));
     check(in_capture(3).empty(), "until products are computed again");
     check(stand_in::handles == 4, "handles: of the device and of three streams");
 }
 
-void check_wrong_algorithms() {
+TEST(check_wrong_algorithms) {
     const auto row = GemmScale::row, one = GemmScale::tensor;
     const std::pair<Gemm, bool> products[] = {
         {{6, 8, 16, false, true, f32, f32, f32, f32, false}, false},
@@ -180,7 +178,7 @@ void check_wrong_algorithms() {
 }
 
 // A resumed run has to have the same bits, and a cache is of algorithms that were compared.
-void check_kept_algorithms() {
+TEST(check_kept_algorithms) {
     stand_in::algorithms = {{1}, {no_number}};
     Product p(next_product());
     GemmAlgorithms algorithms;
@@ -196,7 +194,7 @@ void check_kept_algorithms() {
 }
 
 // Ranks whose files keep other choices choose alike, whatever they time.
-void check_ranks() {
+TEST(check_ranks) {
     const Launch launch = find_launch();
     const std::unique_ptr<Transport> channel = connect(launch, "channel", 20);
     const int own = static_cast<int>(launch.rank);
@@ -254,7 +252,5 @@ void check_ranks() {
 }  // namespace llamac
 
 int main(int argc, char** argv) {
-    using namespace llamac;
-    if (find_launch().size > 1) return run_checks(argc, argv, checks<check_ranks>());
-    return run_checks(argc, argv, checks<check_captures, check_wrong_algorithms, check_kept_algorithms>());
+    return llamac::run_checks_of_ranks(argc, argv, "check_ranks");
 }

@@ -2,9 +2,9 @@
 // train: what they compute has the bits of the whole model, one micro-batch after the other.
 #include <map>
 
-#include "check.h"
 #include "checkpoint/config_json.h"
 #include "model/optimizer.h"
+#include "small_run.h"
 
 using namespace llamac;
 
@@ -44,12 +44,6 @@ ModelOptions options_of(const Case& c) {
     o.fp8 = c.fp8;
     o.document_mask = true;
     return o;
-}
-
-std::string bits_of(const Tensor& t) {
-    std::string bits(static_cast<size_t>(t.bytes()), '\0');
-    copy_bytes(bits.data(), t.data, t.bytes());
-    return bits;
 }
 
 using Bits = std::map<std::string, std::string>;  // losses and gradients, by name
@@ -136,7 +130,7 @@ Bits in_stages(ModelOptions options, int64_t k) {
     return bits;
 }
 
-void check_stages() {
+TEST(check_stages) {
     for (const Case& c : cases) {
         const Bits one = whole(options_of(c));
         for (const int64_t k : {1, 2, 3}) {
@@ -150,7 +144,7 @@ void check_stages() {
 }
 
 // What trains has the gradients that it has in the whole model; what does not has no memory of training, and stays as it is.
-void check_frozen() {
+TEST(check_frozen) {
     for (const Case& c : cases) {
         const ModelOptions all = options_of(c);
         ModelOptions some = all;
@@ -172,10 +166,8 @@ void check_frozen() {
                   parameter.name + " has no moments");
         }
         const Parameters& p = m.parameters;
-        check(frozen > trained && trained <= p.elements && p.elements < trained + 64 * std::ssize(p.table),
-              "buffers of training hold what trains");
-        check(p.gradients.elements() == p.elements && p.m.elements() == p.elements,
-              "no more gradients or moments");
+        check(frozen > trained && trained <= p.elements && p.elements < trained + 64 * std::ssize(p.table));
+        check(p.gradients.elements() == p.elements && p.m.elements() == p.elements);
     }
     ModelOptions half = options_of(cases[0]);
     half.frozen = {"*q_proj*"};
@@ -185,5 +177,5 @@ void check_frozen() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_checks(argc, argv, {{"stages", check_stages}, {"frozen", check_frozen}});
+    return run_checks(argc, argv);
 }

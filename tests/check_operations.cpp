@@ -235,31 +235,29 @@ void check_instantiation(const Operation& op, const Variant& v, const Instantiat
 int main(int argc, char** argv) {
     limit_spinning(argv);
     Tally tally;
-    const char *only = nullptr, *variant = nullptr, *where = nullptr;
+    const char *only = nullptr, *variant = nullptr, *where = nullptr, *fault = nullptr, *every = "1";
+    const std::map<std::string, bool*> switches = {
+        {"--verbose", &tally.verbose}, {"--brief", &tally.brief}, {"--once", &tally.once}};
+    const std::map<std::string, const char**> texts = {{"--operation", &only},
+                                                       {"--variant", &variant},
+                                                       {"--where", &where},
+                                                       {"--fault", &fault},
+                                                       {"--every", &every}};
     for (int i = 1; i < argc; i++) {
         const std::string flag = argv[i];
-        if (flag == "--verbose")
-            tally.verbose = true;
-        else if (flag == "--brief")
-            tally.brief = true;
-        else if (flag == "--once")
-            tally.brief = tally.once = true;
-        else if (flag == "--every" && i + 1 < argc)
-            tally.every = std::max(1, static_cast<int>(std::strtol(argv[++i], nullptr, 10)));
-        else if (flag == "--operation" && i + 1 < argc)
-            only = argv[++i];
-        else if (flag == "--variant" && i + 1 < argc)
-            variant = argv[++i];
-        else if (flag == "--where" && i + 1 < argc)
-            where = argv[++i];
-        else if (flag == "--fault" && i + 1 < argc) {
-            const std::string name = argv[++i];
-            for (const Fault& f : faults)
-                if (name == f.name) injected = &f;
-            if (!injected) usage();
-        } else
+        if (const auto set = switches.find(flag); set != switches.end()) {
+            *set->second = true;
+        } else if (const auto text = texts.find(flag); text != texts.end() && i + 1 < argc) {
+            *text->second = argv[++i];
+        } else {
             usage();
+        }
     }
+    tally.brief |= tally.once;
+    tally.every = std::max(1, static_cast<int>(std::strtol(every, nullptr, 10)));
+    for (const Fault& f : faults)
+        if (fault && std::strcmp(fault, f.name) == 0) injected = &f;
+    if (fault && !injected) usage();
     if (injected) inject();
     for (const Operation* op : operations())
         for (const Variant& v : op->variants)

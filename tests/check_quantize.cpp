@@ -11,7 +11,6 @@
 #include "core/dispatch.h"
 #include "core/random.h"
 #include "core/registry.h"
-#include "platform/threads.h"
 
 using namespace llamac;
 
@@ -32,6 +31,13 @@ struct Held {
         for (size_t i = 0; i < values.size(); i++)
             values[i] = random_normal(7, 0, seed, static_cast<int64_t>(i));
         fill(values);
+    }
+    // Of one element.
+    template <class V>
+    static Held of(V value) {
+        Held one(dtype_of<V>(), {1});
+        copy_bytes(one.tensor.data, &value, sizeof value);
+        return one;
     }
     void fill(const std::vector<float>& values) {
         std::vector<char> stored(static_cast<size_t>(tensor.bytes()));
@@ -114,8 +120,7 @@ std::vector<Tensor> by_head(std::vector<Tensor> codes, int64_t heads) {
 
 void compare(const Pair& pair, DType type, float scale_value) {
     const int64_t N = pair.result.shape[0], C = pair.result.shape[1];
-    Held scale(DType::f32, {1});
-    copy_bytes(scale.tensor.data, &scale_value, sizeof scale_value);
+    const Held scale = Held::of(scale_value);
     int compared = 0;
     for (const Variant& v : find_operation(pair.fused).variants) {
         if (!is_for_this_device(v)) continue;
@@ -157,7 +162,7 @@ void compare_all(const Make& make) {
                 for (const float scale : scales) make(size.N, size.C, storage, type, scale);
 }
 
-void check_swiglu_forward() {
+TEST(check_swiglu_forward) {
     compare_all([](int64_t N, int64_t F, DType storage, DType type, float scale) {
         const Held out(storage, {N, F}), gate_up(storage, {N, 2 * F}, 1);
         compare({.plain = "swiglu_forward",
@@ -171,7 +176,7 @@ void check_swiglu_forward() {
     });
 }
 
-void check_swiglu_backward() {
+TEST(check_swiglu_backward) {
     compare_all([](int64_t N, int64_t F, DType storage, DType type, float scale) {
         const Held dgate_up(storage, {N, 2 * F}), dout(storage, {N, F}, 1), gate_up(storage, {N, 2 * F}, 2);
         compare({.plain = "swiglu_backward",
@@ -186,7 +191,7 @@ void check_swiglu_backward() {
 }
 
 // Three heads, of which the last is not turned.
-void check_rope_backward() {
+TEST(check_rope_backward) {
     compare_all([](int64_t N, int64_t size, DType storage, DType type, float scale) {
         const int64_t heads = 3, turned = 2, HD = size / 2 * 2, time = N % 2 ? N : N / 2;
         const Held result(storage, {N, heads * HD}, 1), dout(storage, {N, heads * HD}, 1);
@@ -210,25 +215,19 @@ void check_rope_backward() {
 }
 
 // The new weight and the codes of both, and the state that AdamW leaves.
-void check_adamw() {
+TEST(check_adamw) {
     const auto with = [](int64_t K, int64_t C, DType T, DType G, DType M, DType type, bool has_master,
                          bool skipped) {
         const auto pass = [&](const Variant& v, bool fused, std::string& bits) {
             Held w(T, {K, C}, 1), master(DType::f32, {K, C}, 1), m(M, {K, C}, 2), v2(M, {K, C}, 3);
-            const Held grad(G, {K, C}, 4), squares(DType::f64, {1}), lr(DType::f32, {1}),
-                step(DType::i32, {1}), scale(DType::f32, {1}), guard(DType::f64, {1});
+            const double loss = skipped ? std::numeric_limits<double>::infinity() : 1;
+            const Held grad(G, {K, C}, 4), squares = Held::of(25.0), lr = Held::of(0.01f),
+                                           scale = Held::of(256.0f), step = Held::of(int32_t{3}),
+                                           guard = Held::of(loss);
             std::vector<float> positive(static_cast<size_t>(K * C));
             for (size_t i = 0; i < positive.size(); i++)
                 positive[i] = std::fabs(random_normal(7, 0, 3, static_cast<int64_t>(i)));
             v2.fill(positive);
-            const double square = 25, loss = skipped ? std::numeric_limits<double>::infinity() : 1;
-            const float rate = 0.01f, by = 256;
-            const int32_t now = 3;
-            copy_bytes(squares.tensor.data, &square, sizeof square);
-            copy_bytes(guard.tensor.data, &loss, sizeof loss);
-            copy_bytes(lr.tensor.data, &rate, sizeof rate);
-            copy_bytes(scale.tensor.data, &by, sizeof by);
-            copy_bytes(step.tensor.data, &now, sizeof now);
             const Tensor none, kept = has_master ? master.tensor : none;
             const Codes codes(type, K, C, 15);
             const std::vector<Scalar> scalars = {0.9, 0.95,        1e-8,       0.1,
@@ -276,7 +275,5 @@ void check_adamw() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    limit_spinning(argv);
-    return run_checks(
-        argc, argv, checks<check_swiglu_forward, check_swiglu_backward, check_rope_backward, check_adamw>());
+    return run_checks(argc, argv);
 }

@@ -2,7 +2,6 @@
 // ThreadSanitizer (OMP_NUM_THREADS=1: it does not know libgomp's barriers) nothing may be shared.
 #include <thread>
 
-#include "platform/threads.h"
 #include "small_run.h"
 
 using namespace llamac;
@@ -16,10 +15,8 @@ struct Run {
 
     void operator()() {
         Trainer t(options, 0);
-        const Observer observer = {
-            [](hipStream_t) {},
-            [this](const Call& call, const Variant& v) { calls.push_back(call.op->name + " " + v.name); },
-            [](int64_t, hipStream_t) {}};
+        const Observer observer = observe_calls(
+            [this](const Call& call, const Variant& v) { calls.push_back(call.op->name + " " + v.name); });
         t.model.context.observer = &observer;
         t.start_step();
         t.finish_step();
@@ -50,7 +47,7 @@ void check_together(const std::string& what, Run a, Run b) {
     check(a.calls == alone_a.calls && b.calls == alone_b.calls, what + ": other kernels than alone");
 }
 
-void check_two_trainers() {
+TEST(check_two_trainers) {
     // The host's plain loops cannot reach a GPU's memory; on a CPU the naive kernels are emulated, which takes minutes.
     const std::string other = computing_context().backend == Backend::host ? "reference" : "naive";
     const std::vector<std::string> slow = {"matmul_forward=" + other, "rmsnorm_forward=" + other};
@@ -62,6 +59,5 @@ void check_two_trainers() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    limit_spinning(argv);
-    return run_checks(argc, argv, checks<check_two_trainers>());
+    return run_checks(argc, argv);
 }

@@ -5,10 +5,8 @@
 #include <cmath>
 #include <ctime>
 #include <map>
-#include <sstream>
 
 #include "checkpoint/config_json.h"
-#include "platform/threads.h"
 #include "small_run.h"
 #include "train/memory.h"
 
@@ -16,14 +14,9 @@ using namespace llamac;
 
 namespace {
 
-Words words_of(const std::string& text) {
-    std::istringstream stream(text);
-    return {std::istream_iterator<std::string>(stream), {}};
-}
-
 // ---- memory ----
 
-void check_arena() {
+TEST(check_arena) {
     Arena arena;
     Tensor a, b, c, over, beyond;
     arena.plan("one", &a, shaped(DType::f32, {3}));
@@ -31,23 +24,20 @@ void check_arena() {
     arena.share(&over, shaped(DType::i32, {1600}), &b);
     arena.plan("two", &c, shaped(DType::f32, {77}));
     arena.share(&beyond, shaped(DType::f32, {70}), &c);
-    check(a.elements() == 3 && over.elements() == 1600 && !a.data && !over.data,
-          "planned: shapes, no memory");
-    check(arena.rows.size() == 3 && arena.bytes() == 256 + 6144 + 512,
-          "each tensor to whole cache lines, once");
+    check(a.elements() == 3 && over.elements() == 1600 && !a.data && !over.data);
+    check(arena.rows.size() == 3 && arena.bytes() == 256 + 6144 + 512);
     char* const base = reinterpret_cast<char*>(uintptr_t{1} << 40);
     arena.place(base);
     check(a.data == base && b.data == base + 256 && c.data == base + 256 + 6144, "one after another");
     check(over.data == b.data && beyond.data == c.data, "shared memory");
     arena.allocate();
-    check(a.data != base && static_cast<char*>(c.data) - static_cast<char*>(a.data) == 256 + 6144,
-          "allocated");
+    check(a.data != base && static_cast<char*>(c.data) - static_cast<char*>(a.data) == 256 + 6144);
     float values[77];
     copy_bytes(values, c.data, c.bytes());
     check(std::all_of(values, values + 77, [](float x) { return std::isnan(x); }), "memory begins as NaN");
 }
 
-void check_workspace() {
+TEST(check_workspace) {
     Workspace workspace;
     check(workspace.reserve(1 << 16) != nullptr, "a workspace of its own");
     refused("more than there is", {"memory: ", " MiB are needed"},
@@ -88,13 +78,10 @@ void check_plan(const Options& o, const std::string& what) {
     check(a.logits.data == a.dqkv.data, what + ": logits in the blocks' gradients");
 }
 
-void check_plans() {
+TEST(check_plans) {
     for (const Words& precision : precisions)
-        for (const char* recompute : {"none", "norm,swiglu,qkv,attention", "block:2"}) {
-            Words words = precision;
-            words.insert(words.end(), {"--recompute", recompute});
-            check_plan(small_run(words), recompute);
-        }
+        for (const char* recompute : {"none", "norm,swiglu,qkv,attention", "block:2"})
+            check_plan(small_run(with(precision, {"--recompute", recompute})), recompute);
     Config config = load_config("llama3.1-8b");
     ModelOptions few = model_options(small_run());
     few.batch_size = 1;
@@ -102,8 +89,7 @@ void check_plans() {
     check(m.activations.logits.bytes() <= int64_t{64} << 20, "few rows: logits of at most 64 MiB");
     few.logits_bytes = int64_t{1} << 40;
     const Model whole(config, few);
-    check(whole.activations.logits.shape[0] == 16 && whole.activations.more_logits.elements() > 0,
-          "logits that do not fit elsewhere have memory of their own");
+    check(whole.activations.logits.shape[0] == 16 && whole.activations.more_logits.elements() > 0);
     Config narrow = config;
     narrow.F = 128;
     ModelOptions many = model_options(small_run());
@@ -111,14 +97,13 @@ void check_plans() {
     check(Model(narrow, many).activations.logits.shape[0] == 2048, "two chunks of logits");
     many.batch_size = 8;
     const Tensor ample = Model(narrow, many).activations.logits;
-    check(ample.bytes() > (int64_t{2} << 30) - ample.shape[1] * 512 && ample.bytes() <= int64_t{2} << 30,
-          "no more than 2 GiB of logits for the sake of few chunks");
+    check(ample.bytes() > (int64_t{2} << 30) - ample.shape[1] * 512 && ample.bytes() <= int64_t{2} << 30);
     many.batch_size = 32;
     check(Model(narrow, many).activations.logits.shape[0] == 16384, "no more than eight chunks of logits");
 }
 
 // Named members and the rows of the table are the same memory; fused rows lie behind one another.
-void check_parameters() {
+TEST(check_parameters) {
     Model m(load_config(small_run().model), model_options(small_run()));
     const Parameters& p = m.parameters;
     const auto row = [&](const std::string& name) {
@@ -137,17 +122,15 @@ void check_parameters() {
                     v = row("model.layers.1.self_attn.v_proj.weight"),
                     up = row("model.layers.1.mlp.up_proj.weight");
     check(b.qkv.offset == q.offset && b.qkv.shape == std::vector<int64_t>{c.qkv_size(), c.C} &&
-              b.qkv.offset + b.qkv.elements() == v.offset + v.elements(),
-          "queries, keys and values are one matrix");
+          b.qkv.offset + b.qkv.elements() == v.offset + v.elements());
     check(b.gate_up.shape[0] == 2 * c.F && b.gate_up.offset + up.elements() == up.offset, "gate and up, too");
-    check(b.o.offset % 64 == 0 && b.o.offset == row("model.layers.1.self_attn.o_proj.weight").offset,
-          "what is not fused begins at a border");
+    check(b.o.offset % 64 == 0 && b.o.offset == row("model.layers.1.self_attn.o_proj.weight").offset);
     check(c.tied && p.head.offset == p.embedding.offset, "a tied head is the embedding");
     check(row("model.norm.weight").group.initial == 1.0f && q.group.decays, "groups");
 }
 
 // What operations work in is asked for in the dry run, whatever a run does later.
-void check_dry_run() {
+TEST(check_dry_run) {
     for (const Words& precision : precisions) {
         Options o = small_run(precision);
         o.kernel = all_kernels();
@@ -155,8 +138,7 @@ void check_dry_run() {
         Model m(load_config(o.model), model_options(o));
         const int64_t planned = m.context.workspace->asked;
         const Arena::Row& last = m.arena.rows.back();
-        check(planned > 0 && last.group == "work space of operations" && last.tensor->bytes() >= planned,
-              "what operations work in has its row in the table");
+        check(planned > 0 && last.group == "work space of operations" && last.tensor->bytes() >= planned);
         m.allocate();
         initialize(m.parameters, m.config, 1);
         const void* const memory = m.context.workspace->reserve(0);
@@ -186,16 +168,14 @@ std::map<std::string, int> calls_with(const std::string& recompute) {
     initialize(m.parameters, m.config, 1);
     const std::vector<int32_t> tokens(64, 3);
     set_batch(m, tokens.data(), tokens.data(), 4, 16);
-    const Observer counter = {[](hipStream_t) {},
-                              [&](const Call& call, const Variant&) { calls[call.op->name]++; },
-                              [](int64_t, hipStream_t) {}};
+    const Observer counter = observe_calls([&](const Call& call, const Variant&) { calls[call.op->name]++; });
     m.context.observer = &counter;
     forward_backward(m, true);
     return calls;
 }
 
 // What its own backward writes again is not computed a second time, unless another part needs it before.
-void check_recomputed_calls() {
+TEST(check_recomputed_calls) {
     const auto none = calls_with("none"), cheap = calls_with("norm,swiglu");
     check(none == cheap, "norms and swiglu are written again by their backward");
     const int layers = static_cast<int>(load_config(small_run().model).L);
@@ -229,9 +209,7 @@ Options proposed(const Config& config, const Words& flags, const std::string& wh
             });
     const size_t at = message.find("it fits with ");
     if (at == message.npos) return o;
-    Words words = flags;
-    for (const std::string& word : words_of(message.substr(at + 13))) words.push_back(word);
-    const Options changed = small_run(words);
+    const Options changed = small_run(with(flags, words_of(message.substr(at + 13))));
     check(Model(config, model_options(changed)).arena.bytes() <= free_bytes(),
           what + ": it does fit: " + message);
     check(micro_batches(changed, 1) * changed.batch_size == micro_batches(o, 1) * o.batch_size,
@@ -245,14 +223,13 @@ int64_t peak_kib() {
     return used.ru_maxrss;
 }
 
-void check_refusal() {
+TEST(check_refusal) {
     const int64_t before = peak_kib();
     const Config config = load_config(small_run().model);
     check(error_of([] {
               const Options o = small_run();
               check_memory(Model(load_config(o.model), model_options(o)), o);
-          }).empty(),
-          "what fits is accepted");
+          }).empty());
     // The last batch that fits, then just too large a one.
     int64_t batch = 4;
     const auto flags = [&](int64_t sequences) {
@@ -264,11 +241,9 @@ void check_refusal() {
     check(text_of(little.recompute) != "none" || little.batch_size == batch,
           "recomputation first: " + text_of(little.recompute));
     const Options much = proposed(config, flags(64 * batch), "64 times too much");
-    check(much.batch_size == batch && text_of(much.recompute) == "none" && much.dtype == DType::f32,
-          "the largest that fits");
+    check(much.batch_size == batch && text_of(much.recompute) == "none" && much.dtype == DType::f32);
     const Options odd = proposed(config, flags(3 * 5 * 7 * batch), "a batch that halves do not divide");
-    check(planned_bytes(small_run(flags(odd.batch_size))) <= free_bytes() && odd.batch_size > batch / 2,
-          "divided by what divides it");
+    check(planned_bytes(small_run(flags(odd.batch_size))) <= free_bytes() && odd.batch_size > batch / 2);
     const Options least = proposed(
         config,
         {"--batch-size", std::to_string(64 * batch), "--recompute", "block", "--total-batch-size", "0"},
@@ -299,7 +274,7 @@ void check_refusal() {
 }
 
 // Sizes whose bytes are no numbers of 64 bits.
-void check_sizes() {
+TEST(check_sizes) {
     Config wide = load_config("llama3.1-8b");
     wide.L = 1 << 16;
     wide.F = 1 << 24;
@@ -310,7 +285,7 @@ void check_sizes() {
 }
 
 // Planning goes through many alternatives, of 80 layers each.
-void check_planning_is_quick() {
+TEST(check_planning_is_quick) {
     const Options o = small_run(
         {"--model", "llama3.1-70b", "--batch-size", "64", "--seq-len", "8192", "--total-batch-size", "0"});
     const auto seconds = [](const std::function<void()>& f) {
@@ -334,15 +309,14 @@ void check_planning_is_quick() {
             [&] { check_memory(Model(load_config(o.model), model_options(one_in_many)), one_in_many); });
         return refusal.substr(refusal.find("; ") + 1);
     };
-    check(proposed("block:1000000000") == proposed("block:80"),
-          "every k-th block, k beyond the layers, is proposed what as many as the layers are");
+    check(proposed("block:1000000000") == proposed("block:80"));
 }
 
 // ---- steps ----
 
 // Scales of a checkpoint in a run whose types are others: of the largest values where the file has them, else of the
 // most that a scale stands for. What was not in fp8 is measured first.
-void check_scales_of_other_types() {
+TEST(check_scales_of_other_types) {
     const Config config = load_config(small_run().model);
     Fp8Options saved;
     saved.keep_last = 1;
@@ -392,7 +366,7 @@ void check_scales_of_other_types() {
 
 // The same gradients each step, times what the number of targets that count makes of them: no value saturates. Of a
 // factor that is no power of two, they round otherwise.
-void check_scales_follow_targets() {
+TEST(check_scales_follow_targets) {
     Trainer t(small_run({"--matmul-dtype", "fp8", "--lr", "1e-9"}), 0);
     const Trainer::Fill batch = [&](int64_t micro, int32_t* tokens, int32_t* targets) {
         t.data.train->micro_batch(0, micro, 0, 1, tokens, targets, 0);
@@ -410,22 +384,21 @@ void check_scales_follow_targets() {
 }
 
 // However far the host is ahead, each step's numbers are its own.
-void check_updates_ahead() {
+TEST(check_updates_ahead) {
     for (const Words& precision : precisions) {
         const Trained now = train(small_run(precision), 0);
-        check(now.numbers.size() == 4 * 6 && now.numbers[0] == 1 && now.numbers[4 * 5] == 6,
-              "six steps in order");
+        check(now.numbers.size() == 4 * 6 && now.numbers[0] == 1 && now.numbers[4 * 5] == 6);
         for (size_t k = 4; k < now.numbers.size(); k++)
-            check(std::isfinite(now.numbers[k]) && now.numbers[k] != now.numbers[k - 4],
-                  "no two steps are alike");
+            check(std::isfinite(now.numbers[k]) && now.numbers[k] != now.numbers[k - 4]);
         for (const int64_t ahead : {1, 2, 5})
             check(train(small_run(precision), ahead) == now,
                   std::to_string(ahead) + " steps ahead: other bits");
     }
 }
 
-void check_graphs() {
-    check(model_options(small_run()).graphs == graphs_by_default, "--graphs auto");
+TEST(check_graphs) {
+    const auto graphs = [](const Words& words) { return model_options(small_run(words)).graphs; };
+    check(graphs({}) == graphs_by_default && graphs({"--graphs", "on"}) && !graphs({"--graphs", "off"}));
     for (const bool kernels : {false, true}) {
         for (const Words& precision : precisions) {
             Options o = small_run(precision);
@@ -443,7 +416,7 @@ void check_graphs() {
 }
 
 // What begins a sample is a token of the model.
-void check_first_token() {
+TEST(check_first_token) {
     const std::string text = model_json;
     fs::create_directories(in_folder("first"));
     put("first/config.json", text.substr(0, text.size() - 1) + R"(, "bos_token_id": 2000000000})");
@@ -457,7 +430,7 @@ void check_first_token() {
 
 // Steps that end between micro-batches, by a signal or by a token that is none, change nothing: done again, they have the
 // bits of steps that nothing has disturbed. So have validation and samples.
-void check_abandoned() {
+TEST(check_abandoned) {
     struct Interrupted : std::exception {};
     for (const int64_t ahead : {0, 1}) {
         const Trained whole = train(small_run(), ahead);
@@ -501,48 +474,12 @@ void check_abandoned() {
         stopped("a sample", [&] { sample(t, {1}, 4, 1.0, 0); });
         check(validate(t) == loss && sample(t, {1}, 4, 1.0, 0) == ids, "the same afterwards");
         const Trained rest = train(t);
-        check(trained.numbers == whole.numbers && rest.weights == whole.weights,
-              "abandoned steps: other bits");
-    }
-}
-
-// What a signal does: no new step is started, those in flight are finished, then a checkpoint.
-void check_interrupted() {
-    for (const Words& precision : precisions) {
-        Words words = precision;
-        const std::string out = in_folder("interrupted_" + std::to_string(precision.size()));
-        words.insert(words.end(), {"--out", out});
-        fs::create_directories(out);
-        const Trained whole = train(small_run(words), 0);
-        Trained trained;
-        {
-            Trainer t(small_run(words), 1);
-            for (int k = 0; k < 3; k++) {
-                t.start_step();
-                finish(t, 1, trained);
-            }
-            check(t.step == 3 && t.in_flight() == 1 && trained.numbers.size() == 4 * 2, "one step in flight");
-            finish(t, 0, trained);
-            validate(t);
-            check(save(t, OpenFolder(out)) == out + "/step_000003", "a checkpoint of what was started");
-        }
-        words.insert(words.end(), {"--resume", "auto"});
-        Trainer again(small_run(words), 1);
-        check(again.step == 3 && again.in_flight() == 0, "resumed");
-        const Trained rest = train(again);
-        trained.numbers.insert(trained.numbers.end(), rest.numbers.begin(), rest.numbers.end());
-        check(trained.numbers == whole.numbers && rest.weights == whole.weights,
-              "interrupted and resumed: other bits");
+        check(trained.numbers == whole.numbers && rest.weights == whole.weights);
     }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-    limit_spinning(argv);
-    return run_checks(argc, argv,
-                      checks<check_arena, check_workspace, check_plans, check_parameters, check_dry_run,
-                             check_recomputed_calls, check_refusal, check_sizes, check_planning_is_quick,
-                             check_scales_of_other_types, check_scales_follow_targets, check_updates_ahead,
-                             check_graphs, check_first_token, check_abandoned, check_interrupted>());
+    return run_checks(argc, argv);
 }

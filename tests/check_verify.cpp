@@ -4,18 +4,12 @@
 
 #include "checkpoint/config_json.h"
 #include "ops/operations.h"
-#include "platform/threads.h"
 #include "small_run.h"
 #include "train/memory.h"
 
 using namespace llamac;
 
 namespace {
-
-Words with(Words words, const Words& more) {
-    words.insert(words.end(), more.begin(), more.end());
-    return words;
-}
 
 // bit: from the highest one on where it is negative; -2 makes 2.0 of 0.
 void flip(const Tensor& t, int64_t element, int bit) {
@@ -45,7 +39,7 @@ void flip(Elements& x, size_t bit) {
     x[bit / 16] ^= static_cast<uint16_t>(1u << bit % 16);
 }
 
-void check_every_bit() {
+TEST(check_every_bit) {
     Elements x(67);
     for (size_t i = 0; i < x.size(); i++) x[i] = static_cast<uint16_t>(i * i * 40503);
     const auto expected = hash_of(x);
@@ -65,7 +59,7 @@ void check_every_bit() {
 }
 
 // Changes of two words, of the same bit of each, whose terms might cancel.
-void check_pairs_of_bits() {
+TEST(check_pairs_of_bits) {
     Elements x(64);
     for (const uint16_t content : {0, 0x3f80, 0xffff}) {
         std::fill(x.begin(), x.end(), content);
@@ -92,19 +86,17 @@ void check_pairs_of_bits() {
 
 // ---- the same bits ----
 
-void check_same_bits() {
+TEST(check_same_bits) {
     for (const Words& precision : precisions)
         for (const Words& how : {Words{}, {"--recompute", "block", "--total-batch-size", "64"}}) {
             const Words words = with(precision, how);
             const Trained plain = train(small_run(words), 0);
-            check(train(small_run(with(words, {"--verify-every", "1"})), 1) == plain,
-                  "every step: other bits");
-            check(train(small_run(with(words, {"--verify-every", "4"})), 0) == plain,
-                  "some steps: other bits");
+            check(train(small_run(with(words, {"--verify-every", "1"})), 1) == plain);
+            check(train(small_run(with(words, {"--verify-every", "4"})), 0) == plain);
         }
 }
 
-void check_kernels() {
+TEST(check_kernels) {
     Options o =
         small_run(with(precisions[2], {"--steps", "2", "--seq-len", "8", "--total-batch-size", "64"}));
     o.kernel = all_kernels();
@@ -116,17 +108,10 @@ void check_kernels() {
     }
 }
 
-void check_resumed() {
+TEST(check_resumed) {
     const Words words = {"--out", in_folder("resumed"), "--verify-every", "2"};
-    fs::create_directories(in_folder("resumed"));
     const Trained whole = train(small_run(words), 0);
-    Trainer first(small_run(with(words, {"--steps", "6"})), 0);
-    Trained trained;
-    for (int k = 0; k < 3; k++) {
-        first.start_step();
-        finish(first, 0, trained);
-    }
-    save(first, OpenFolder(in_folder("resumed")));
+    saved_run(small_run(words));
     Trainer again(small_run(with(words, {"--resume", "auto"})), 0);
     check(train(again).weights == whole.weights, "resumed between verified steps: other bits");
 }
@@ -151,12 +136,9 @@ const Parameter& parameter(const Model& m, const std::string& name) {
 std::string said(const Options& o, const Fault& fault) {
     Trainer t(o, 0);
     std::map<std::string, int> calls;
-    const Observer observer{[](hipStream_t) {},
-                            [&](const Call& call, const Variant&) {
-                                if (call.op->name == fault.operation && ++calls[call.op->name] == fault.count)
-                                    fault.make(t.model);
-                            },
-                            [](int64_t, hipStream_t) {}};
+    const Observer observer = observe_calls([&](const Call& call, const Variant&) {
+        if (call.op->name == fault.operation && ++calls[call.op->name] == fault.count) fault.make(t.model);
+    });
     t.model.context.observer = &observer;
     t.start_step();
     const std::string message = error_of([&] { t.finish_step(); });
@@ -166,77 +148,50 @@ std::string said(const Options& o, const Fault& fault) {
 
 // A step of two micro-batches: calls of a pass are twice those of a micro-batch.
 std::vector<Fault> faults(bool master) {
-    const std::string down = "model.layers.0.mlp.down_proj.weight",
+    using P = Parameters;
+    const std::string down = "model.layers.0.mlp.down_proj.weight", up = "model.layers.0.mlp.up_proj.weight",
                       o = "model.layers.1.self_attn.o_proj.weight";
-    const auto flip_in = [](Tensor Parameters::* buffer, const std::string& name, int bit) {
+    const std::string kept = "expected the bits from before the step", twice = "expected the same bits";
+    const char *const embedding = "embedding_forward", *const norm = "global_norm";
+    const auto in = [](Tensor P::* buffer, const std::string& name, int bit) {
         return [=](Model& m) {
             const Parameter& p = parameter(m, name);
             flip(m.parameters.part(m.parameters.*buffer, p, 0, p.elements()), 77, bit);
         };
     };
-    const std::string kept = "expected the bits from before the step", twice = "expected the same bits";
+    const auto mid = [](Model& m) { flip(m.activations.blocks[1].residual_mid, 70, 14); };
+    const auto post = [](Model& m) { flip(m.activations.blocks[0].post_norm, 70, 14); };
+    const auto squares = [](Model& m) { flip(m.squares, 0, 5); };
     std::vector<Fault> all = {
-        {"an activation that the loss hangs on",
-         "rmsnorm_forward",
-         14,
-         [](Model& m) { flip(m.activations.blocks[1].residual_mid, 70, 14); },
-         {"the losses of micro-batch 0", twice}},
-        {"an activation that a gradient alone hangs on",
-         "cross_entropy",
-         3,
-         [](Model& m) { flip(m.activations.blocks[0].post_norm, 70, 14); },
-         {"the gradient of model.layers.0.mlp.up_proj.weight", twice}},
+        {"an activation for the loss", "rmsnorm_forward", 14, mid, {"the losses of micro-batch 0", twice}},
+        {"an activation for a gradient", "cross_entropy", 3, post, {"the gradient of " + up, twice}},
         {"a gradient between micro-batches",
-         "embedding_forward",
+         embedding,
          4,
-         flip_in(&Parameters::gradients, o, 3),
+         in(&P::gradients, o, 3),
          {"the gradient of " + o, twice}},
-        {"a gradient before the optimizer step",
-         "global_norm",
-         1,
-         flip_in(&Parameters::gradients, o, 0),
-         {"the gradient of " + o, twice}},
+        {"a gradient before the update", norm, 1, in(&P::gradients, o, 0), {"the gradient of " + o, twice}},
         {"a weight between the passes",
-         "embedding_forward",
+         embedding,
          3,
-         flip_in(&Parameters::weights, down, 9),
+         in(&P::weights, down, 9),
          {"the weight of " + down, kept}},
-        {"a first moment between the passes",
-         "embedding_forward",
-         3,
-         flip_in(&Parameters::m, down, 15),
-         {"the first moment of " + down, kept}},
-        {"a second moment in the first pass",
-         "embedding_forward",
-         2,
-         flip_in(&Parameters::v, down, 1),
-         {"the second moment of " + down, kept}},
-        {"a second moment between the updates",
-         "adamw",
-         20,
-         flip_in(&Parameters::v, down, -2),
-         {"the new weight of " + down, twice}},
-        {"a new first moment",
-         "adamw",
-         38,
-         flip_in(&Parameters::m, down, 2),
-         {"the new first moment of " + down, twice}},
-        {"the norm",
-         "global_norm",
-         2,
-         [](Model& m) { flip(m.squares, 0, 5); },
-         {"the norm of all gradients", twice}},
+        {"m between the passes", embedding, 3, in(&P::m, down, 15), {"the first moment of " + down, kept}},
+        {"v in the first pass", embedding, 2, in(&P::v, down, 1), {"the second moment of " + down, kept}},
+        {"v between the updates", "adamw", 20, in(&P::v, down, -2), {"the new weight of " + down, twice}},
+        {"a new first moment", "adamw", 38, in(&P::m, down, 2), {"the new first moment of " + down, twice}},
+        {"the norm", norm, 2, squares, {"the norm of all gradients", twice}},
     };
     if (master)
-        all.push_back({"a master weight between the passes",
-                       "embedding_forward",
+        all.push_back({"a master weight",
+                       embedding,
                        3,
-                       flip_in(&Parameters::master, down, 30),
+                       in(&P::master, down, 30),
                        {"the master weight of " + down, kept}});
     return all;
 }
 
-void check_faults() {
+TEST(check_faults) {
     for (const Words& precision : precisions) {
         const Options o = small_run(with(precision, {"--verify-every", "1"}));
         check(said(o, {"none", "adamw", 1, [](Model&) {}, {}}).empty(), "no fault, no difference");
@@ -251,7 +206,7 @@ void check_faults() {
 
 // ---- flags and memory ----
 
-void check_refused_kernels() {
+TEST(check_refused_kernels) {
     const Words atomic = {"--kernel", "attention_backward=flash_atomic"};
     refused(
         "kernels whose bits differ",
@@ -266,10 +221,9 @@ int64_t verification_bytes(const Model& m) {
     return bytes;
 }
 
-void check_planned_memory() {
+TEST(check_planned_memory) {
     Trainer with_it(small_run({"--verify-every", "1"}), 0), without(small_run(), 0);
-    check(verification_bytes(with_it.model) > 0 && verification_bytes(without.model) == 0,
-          "the memory table has it");
+    check(verification_bytes(with_it.model) > 0 && verification_bytes(without.model) == 0);
     for (const Words& precision : precisions) {
         ModelOptions large = model_options(small_run(precision));
         large.batch_size = 1;
@@ -284,8 +238,5 @@ void check_planned_memory() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    limit_spinning(argv);
-    return run_checks(argc, argv,
-                      checks<check_every_bit, check_pairs_of_bits, check_same_bits, check_kernels,
-                             check_resumed, check_faults, check_refused_kernels, check_planned_memory>());
+    return run_checks(argc, argv);
 }

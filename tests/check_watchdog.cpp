@@ -79,7 +79,7 @@ void hang_watched() {
     hang();
 }
 
-void check_hang() {
+TEST(check_hang) {
     const Ended ended = in_process(hang_watched);
     check(ended.code == no_progress_exit_code, "exit code " + std::to_string(ended.code));
     for (const char* part : {"train_llama3: validation at step 12: ", "--watchdog 0.5 ", "exit code 75",
@@ -87,12 +87,12 @@ void check_hang() {
         check(ended.said.find(part) != ended.said.npos, std::string(part) + " is said: " + ended.said);
 }
 
-void check_hang_with_stderr_full() {
+TEST(check_hang_with_stderr_full) {
     const Ended ended = in_process(hang_watched, {}, true);
     check(ended.code == no_progress_exit_code, "exit code " + std::to_string(ended.code));
 }
 
-void check_progress() {
+TEST(check_progress) {
     const Ended ended = in_process([] {
         Watchdog watchdog(limit);
         watchdog.start();
@@ -101,7 +101,7 @@ void check_progress() {
     check(ended.code == 0 && ended.said.empty(), "progress: " + ended.said);
 }
 
-void check_not_watched() {
+TEST(check_not_watched) {
     const Ended ended = in_process([] {
         const Watchdog not_started(limit);
         Watchdog off(0);
@@ -112,7 +112,7 @@ void check_not_watched() {
 }
 
 // As in a debugger: no thread of the process runs.
-void check_stopped() {
+TEST(check_stopped) {
     const Ended ended = in_process(
         [] {
             Watchdog watchdog(limit);
@@ -132,7 +132,5 @@ void check_stopped() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_checks(
-        argc, argv,
-        checks<check_hang, check_hang_with_stderr_full, check_progress, check_not_watched, check_stopped>());
+    return run_checks(argc, argv);
 }

@@ -9,6 +9,7 @@
 #include "checkpoint/config_json.h"
 #include "checkpoint/weights.h"
 #include "model/optimizer.h"
+#include "platform/threads.h"
 #include "run/choices.h"
 
 using namespace llamac;
@@ -143,6 +144,7 @@ Fp8Options parse_fp8(const std::string& text) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    limit_spinning(argv);
     try {
         if (argc < 3)
             fail(

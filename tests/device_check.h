@@ -3,7 +3,6 @@
 #include "check.h"
 #include "core/device.h"
 #include "core/device_memory.h"
-#include "platform/threads.h"
 
 namespace llamac {
 
@@ -29,25 +28,17 @@ inline int device_warp() {
     return device_properties().warp_size;
 }
 
-// The checks, on the emulated device in each order of lanes, then the `last` ones; returns main's exit status.
-inline int run_device_checks(int argc, char** argv, const std::vector<Check>& each,
-                             const std::vector<Check>& last = {}) {
-    limit_spinning(argv);
-    std::vector<Check> all;
+// The checks, on the emulated device in each order of lanes; returns main's exit status.
+inline int run_device_checks(int argc, char** argv) {
 #if defined(LLAMAC_CPU)
-    using Order = emulation::Order;
-    const std::vector<Check> orders = {{"", [] { emulation::set_order(Order::forward); }},
-                                       {"", [] { emulation::set_order(Order::reversed); }},
-                                       {"", [] { emulation::set_order(Order::shuffled); }}};
+    using emulation::Order;
+    return run_checks(
+        argc, argv,
+        {[] { emulation::set_order(Order::forward); }, [] { emulation::set_order(Order::reversed); },
+         [] { emulation::set_order(Order::shuffled); }});
 #else
-    const std::vector<Check> orders = {{"", [] {}}};
+    return run_checks(argc, argv);
 #endif
-    for (const Check& set_order : orders) {
-        all.push_back(set_order);
-        all.insert(all.end(), each.begin(), each.end());
-    }
-    all.insert(all.end(), last.begin(), last.end());
-    return run_checks(argc, argv, all);
 }
 
 }  // namespace llamac

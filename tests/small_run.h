@@ -1,5 +1,7 @@
 // A run of seconds, without its loop, for tests: its model, data and options, and what its steps give.
 #pragma once
+#include <sstream>
+
 #include "check.h"
 #include "core/registry.h"
 #include "train/evaluate.h"
@@ -25,6 +27,15 @@ inline std::string tokens_bin(uint32_t count) {
 
 using Words = std::vector<std::string>;
 
+inline Words words_of(const std::string& text) {
+    std::istringstream stream(text);
+    return {std::istream_iterator<std::string>(stream), {}};
+}
+inline Words with(Words words, const Words& more) {
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+}
+
 // Six steps of two micro-batches of 4 sequences of 16 tokens; `more` wins over that.
 inline Options small_run(const Words& more = {}) {
     if (!fs::exists(in_folder("model"))) {
@@ -33,33 +44,15 @@ inline Options small_run(const Words& more = {}) {
         put("train.bin", tokens_bin(3000));
         put("val.bin", tokens_bin(500));
     }
-    Words words = {"train_llama3",
-                   "--model",
-                   in_folder("model"),
-                   "--train-data",
-                   in_folder("train.bin"),
-                   "--val-data",
-                   in_folder("val.bin"),
-                   "--gemm-cache",
-                   in_folder("gemm.json"),
-                   "--out",
-                   in_folder("out"),
-                   "--tokenizer",
-                   "none",
-                   "--steps",
-                   "6",
-                   "--batch-size",
-                   "4",
-                   "--seq-len",
-                   "16",
-                   "--lr",
-                   "0.01",
-                   "--warmup-steps",
-                   "2",
-                   "--val-steps",
-                   "2",
-                   "--total-batch-size",
-                   "128"};
+    Words words = words_of(
+        "train_llama3 --tokenizer none --steps 6 --batch-size 4 --seq-len 16 --lr 0.01 --warmup-steps 2 "
+        "--val-steps 2 --total-batch-size 128");
+    for (const auto& [flag, name] : {std::pair{"--model", "model"},
+                                     {"--train-data", "train.bin"},
+                                     {"--val-data", "val.bin"},
+                                     {"--gemm-cache", "gemm.json"},
+                                     {"--out", "out"}})
+        words.insert(words.end(), {flag, in_folder(name)});
     words.insert(words.end(), more.begin(), more.end());
     std::vector<const char*> arguments;
     for (const std::string& word : words) arguments.push_back(word.c_str());
@@ -100,7 +93,13 @@ inline void finish(Trainer& t, int64_t in_flight, Trained& trained) {
     }
 }
 
-// The steps from where `t` stands to the run's end.
+inline std::string bits_of(const Tensor& t) {
+    std::string bits(static_cast<size_t>(t.bytes()), '\0');
+    if (t.data) copy_bytes(bits.data(), t.data, t.bytes());
+    return bits;
+}
+
+// The steps that are left, with as many in flight as the trainer takes.
 inline Trained train(Trainer& t) {
     Trained trained;
     while (t.step < t.options.steps) {
@@ -108,14 +107,29 @@ inline Trained train(Trainer& t) {
         finish(t, t.max_in_flight, trained);
     }
     finish(t, 0, trained);
-    const Tensor& weights = t.model.parameters.weights;
-    trained.weights.resize(static_cast<size_t>(weights.bytes()));
-    copy_bytes(trained.weights.data(), weights.data, weights.bytes());
+    trained.weights = bits_of(t.model.parameters.weights);
     return trained;
 }
 inline Trained train(const Options& o, int64_t ahead) {
     Trainer t(o, ahead);
     return train(t);
+}
+
+// Three steps and a checkpoint in a folder of this name.
+inline std::string saved_run(const Options& o) {
+    fs::create_directories(o.out);
+    Trainer t(o, 0);
+    Trained trained;
+    for (int k = 0; k < 3; k++) {
+        t.start_step();
+        finish(t, 0, trained);
+    }
+    return save(t, OpenFolder(o.out));
+}
+
+// f is told of each call of an operation.
+inline Observer observe_calls(const std::function<void(const Call&, const Variant&)>& f) {
+    return {[](hipStream_t) {}, f, [](int64_t, hipStream_t) {}};
 }
 
 }  // namespace llamac

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 from pathlib import Path
 
@@ -44,6 +45,25 @@ def test_c_survives(verdicts, reader):
         refused = (reader, name) in {("toml", "table"), ("tokens", "empty")}
         assert bool(verdicts[reader, name]) == refused, f"{name}: {verdicts[reader, name]}"
     assert any(verdicts[reader, name] for name in inputs.REGRESSIONS.get(reader, {})) or reader == "log"
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("reader", C_READERS)
+def test_c_survives_damage(build, tmp_path, reader):
+    """Cut or changed files are read or refused in one line; cut ones of binary formats are refused."""
+    rng, contents, cuts = random.Random(reader), [], 0
+    for seed in inputs.SEEDS[reader].values():
+        cut = [seed[:end] for end in range(0, len(seed), max(1, len(seed) // 200))]
+        if reader in ("safetensors", "tokens", "vocabulary", "questions"):
+            contents[:0], cuts = cut, cuts + len(cut)
+        else:
+            contents += cut
+        contents += [damage.damaged(rng, seed) for _ in range(100)]
+    paths = [tmp_path / str(number) for number in range(len(contents))]
+    for path, content in zip(paths, contents):
+        path.write_bytes(content)
+    verdicts = twins.refusals_in_c(build / "read_inputs", reader, paths)
+    assert all(verdicts[:cuts]) and (any(verdicts[cuts:]) or reader == "log")
 
 
 @pytest.mark.parametrize("reader", [reader for reader in twins.TWINS if reader in C_READERS])

@@ -83,7 +83,7 @@ void check_mfma(const char* what) {
         },
         [](auto& c, auto& a, auto& b) { mfma<R>(c, a, b); });
 }
-inline void instructions() {
+TEST(instructions) {
     check_mfma<16, 16>("v_mfma_f32_16x16x16_bf16");
     check_mfma<32, 8>("v_mfma_f32_32x32x8_bf16");
     check_fp8_pairs([]<class EA, class EB>(EA, EB) {
@@ -136,7 +136,7 @@ void check_ldmatrix() {
     launch(Grid(1, 32, nullptr), ldmatrix_kernel<transposed>, out.data, in.data);
     check(out.read() == expected, transposed ? "ldmatrix, transposed" : "ldmatrix");
 }
-inline void instructions() {
+TEST(instructions) {
     check_mma();
     check_mma_fp8();
     check_ldmatrix<false>();

@@ -72,7 +72,7 @@ void check_swizzle() {
     check(apart, "eight rows of " + text(columns) + " columns are in different banks");
     if (columns >= 128) check_phases(at, chunks, columns);
 }
-inline void swizzle() {
+TEST(swizzle) {
     check_swizzle<32>();
     check_swizzle<64>();
     check_swizzle<128>();
@@ -170,7 +170,7 @@ void check_store_tile() {
              "store_tile of " + text(rows) + "x" + text(columns) + ", " + text(valid_rows) + " rows valid");
     }
 }
-inline void copies() {
+TEST(copies) {
     check_copies<64, 32, 128>();
     check_copies<64, 128, 256>();
     check_copies<20, 64, 128>();  // 160 chunks: some threads have two, some one

@@ -21,17 +21,9 @@ inline std::string vocabulary_file(const std::vector<std::string>& tokens, uint3
     }
     payload += bytes;
     const uint64_t checksum = XXH3_64bits(payload.data(), payload.size());
-    const uint32_t header[16] = {20241124,
-                                 1,
-                                 static_cast<uint32_t>(tokens.size()),
-                                 bos,
-                                 eos,
-                                 no_token,
-                                 5,
-                                 6,
-                                 static_cast<uint32_t>(checksum),
-                                 static_cast<uint32_t>(checksum >> 32),
-                                 flags};
+    const auto count = static_cast<uint32_t>(tokens.size()), low = static_cast<uint32_t>(checksum),
+               high = static_cast<uint32_t>(checksum >> 32);
+    const uint32_t header[16] = {20241124, 1, count, bos, eos, no_token, 5, 6, low, high, flags};
     return std::string(reinterpret_cast<const char*>(header), sizeof header) + payload;
 }
 

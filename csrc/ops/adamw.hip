@@ -1,38 +1,33 @@
-// AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), with the clipping of the
-// gradient's global norm folded in.
+// AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), with clipping by the gradient's global norm.
 //
 //   g = grad * min(1, grad_clip / (sqrt(squares) + 1e-6))          where grad_clip > 0
 //   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
 //   w = w - lr (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + eps) + weight_decay w)
 //
-// squares is the sum of all gradients' squares (global_norm). It, lr and step are read from memory, not passed as
-// scalars, so that a captured step can be replayed.
+// squares is the sum of all gradients' squares (global_norm). squares, lr and step are read from memory, so that a captured
+// step can be replayed.
 //
-// With master weights the update is made on master, and weight is master rounded. Without them a
-// bf16 weight, and bf16 moments always, are rounded stochastically, so that updates far below half an ulp are
-// not lost on average: add 16 random bits below those that stay, cut. The bits are Philox's of (seed, step,
-// stream, element): the upper 16 of its 32 for the weight, and for m and v 8 each, above what makes
-// it right on average. A byte is off by at most 2^-9 of an ulp; a moment changes by 1 - beta of itself, an ulp
-// is at most 2^-7 of it. The update itself uses m and v before they are rounded.
+// With master weights, the update is made on master, and weight is master rounded. Without them a bf16 weight is rounded
+// stochastically, and bf16 moments always are, so that updates far below half an ulp are not lost on average: random bits are
+// added below the 16 bits that stay, then those below are cut. The bits are Philox's of (seed, step, stream, element): the upper
+// 16 of its 32 for the weight, 8 each for m and v, with a constant below that makes the average exact. A byte is off by at most
+// 2^-9 of an ulp; a moment changes by 1 - beta of itself, and an ulp is at most 2^-7 of it. The update itself uses m and v
+// before they are rounded.
 //
-// guard, where it is given, is another sum of squares, of the losses. Where squares or guard is not finite, or a float
-// cannot hold the root of their sum, nothing is written: the step is skipped, and the state keeps its bits.
+// guard (optional) is another sum of squares, of the losses. If squares or guard is not finite, or a float cannot hold the root
+// of their sum, the step is skipped: nothing is written.
 //
-// offset is the number of the first element within its tensor: a tensor that is updated in pieces gets the bits of the
-// whole.
+// offset is the number of the first element within its tensor: a tensor that is updated in pieces gets the bits of the whole.
 //
 // reference:  plain loops.
 // cpu:        fixed chunks over threads; the random bits of a chunk come first, four elements per Philox block.
 // naive:      one thread per element.
-// vectorized: eight elements per thread, 128-bit accesses, all loads of a thread in flight before the first is
-//             used; meanwhile one thread of a block computes what depends on the step alone. Small blocks pass
-//             over memory once, in order: a grid that stays resident is 5% slower. If everything is bf16,
-//             arithmetic counts beside memory, most of all at the lower clock of a training step: 14 bytes and
-//             32 Philox bits per element, and 41 instructions after the loads.
+// vectorized: eight elements per thread, 128-bit accesses, all loads of a thread in flight before the first use; meanwhile one
+//             thread of a block computes the factors of the step. Small blocks pass over memory once, in order: a grid that
+//             stays resident is 5% slower. If everything is bf16, arithmetic matters beside memory, most of all at the lower
+//             clock of a training step: 14 bytes, 32 Philox bits and 41 instructions after the loads per element.
 //
-// adamw_update.h has what adamw_quantize.hip computes by the same functions.
-//
-// Measured: docs/benchmarks/nvidia-h200.md.
+// adamw_update.h has the functions that adamw_quantize.hip shares. Measured: docs/benchmarks/nvidia-h200.md.
 #include "ops/adamw_update.h"
 
 #include <algorithm>
@@ -115,6 +110,11 @@ void adamw_vectorized(View<T, 1> weight, View<float, 1> master, View<M, 1> m, Vi
            settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset), P);
 }
 
+// A launcher for each combination of the types of weights, gradients and moments.
+#define LLAMAC_ADAMW(LAUNCHER)                                                                 \
+    LAUNCHER<float, float, float>, LAUNCHER<float, float, bf16>, LAUNCHER<bf16, float, float>, \
+        LAUNCHER<bf16, float, bf16>, LAUNCHER<bf16, bf16, float>, LAUNCHER<bf16, bf16, bf16>
+
 Operation adamw(
     "adamw<T: f32 bf16 f64, A: arithmetic(T), G: f32 bf16 f64, M: f32 bf16 f64>"
     "(weight~: T[P] random(seed, master), master?~: A[P], m~: M[P] random(seed), v~: M[P] >0 "
@@ -125,28 +125,17 @@ Operation adamw(
     " grad_clip: float {1, 0}, seed: int {42, 1e12}, stream: int {4},"
     " offset: int = 0 {0, 17179867136, 3}) empty(P)",
     "one update: clipping, moments, decoupled weight decay, rounding to storage",
-    {{"cpu", "fixed chunks over threads", Backend::host,
-      instantiations<adamw_cpu<float, float, float>, adamw_cpu<float, float, bf16>,
-                     adamw_cpu<bf16, float, float>, adamw_cpu<bf16, float, bf16>,
-                     adamw_cpu<bf16, bf16, float>, adamw_cpu<bf16, bf16, bf16>>()},
+    {{"cpu", "fixed chunks over threads", Backend::host, instantiations<LLAMAC_ADAMW(adamw_cpu)>()},
      {"vectorized",
       "eight elements per thread, 128-bit accesses",
       Backend::device,
-      instantiations<adamw_vectorized<float, float, float>, adamw_vectorized<float, float, bf16>,
-                     adamw_vectorized<bf16, float, float>, adamw_vectorized<bf16, float, bf16>,
-                     adamw_vectorized<bf16, bf16, float>, adamw_vectorized<bf16, bf16, bf16>>(),
+      instantiations<LLAMAC_ADAMW(adamw_vectorized)>(),
       {"an offset that is a multiple of 4, or of 2048 where elements pass number 2^34",
        adamw_vectorized_takes},
       {128, 256}},
-     {"naive", "one thread per element", Backend::device,
-      instantiations<adamw_naive<float, float, float>, adamw_naive<float, float, bf16>,
-                     adamw_naive<bf16, float, float>, adamw_naive<bf16, float, bf16>,
-                     adamw_naive<bf16, bf16, float>, adamw_naive<bf16, bf16, bf16>>()},
+     {"naive", "one thread per element", Backend::device, instantiations<LLAMAC_ADAMW(adamw_naive)>()},
      {"reference", "plain loops", Backend::host,
-      instantiations<adamw_reference<float, float, float>, adamw_reference<float, float, bf16>,
-                     adamw_reference<bf16, float, float>, adamw_reference<bf16, float, bf16>,
-                     adamw_reference<bf16, bf16, float>, adamw_reference<bf16, bf16, bf16>,
-                     adamw_reference<double, double, double>>()}},
+      instantiations<LLAMAC_ADAMW(adamw_reference), adamw_reference<double, double, double>>()}},
     [](const Call& c) { return 15.0 * c["P"]; }, adamw_bytes);
 
 }  // namespace

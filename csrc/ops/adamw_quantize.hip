@@ -3,13 +3,11 @@
 //   weight, master, m, v = adamw(...)                      element [k,c] has the number offset + k C + c
 //   out, transposed, amax, saturated = quantize(weight)    by the scale of the next forward pass
 //
-// A step that is skipped leaves the weight; its codes are written all the same, as the scale may be another. The rows of fused
-// matrices are updated one after the other: transposed may be columns of a wider matrix.
+// A skipped step keeps the weight but writes its codes, as the scale may have changed. The rows of fused matrices are updated
+// one after the other: transposed may be columns of a wider matrix.
 //
-// The variants are those of quantize, whose tiles they fill; naive: one operation after the other. The bits are those of the
-// two operations (tests/check_quantize.cpp).
-//
-// Measured in training: docs/fp8.md.
+// The variants are those of quantize, whose tiles they fill; naive runs one operation after the other. The bits are those of the
+// two operations (tests/check_quantize.cpp). Measured in training: docs/fp8.md.
 #include "ops/adamw_update.h"
 #include "ops/quantize.h"
 

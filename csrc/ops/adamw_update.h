@@ -48,7 +48,7 @@ __host__ __device__ inline uint32_t round_stochastic(float value, uint32_t rando
     return value != value ? 0x7fc0u : (bits.u + random) >> 16;
 }
 
-// What m and v add: of an element's 32 random bits the lower 16, 8 each.
+// The lower 16 of an element's 32 random bits, 8 each for m and v.
 __host__ __device__ inline uint32_t bits_for_m(uint32_t bits) {
     return (bits & 0xff00u) | 0x80u;
 }
@@ -128,7 +128,7 @@ template <bool has_master, class T, class G, class M>
     }
 }
 
-// What is updated in place is read and written; beside a master the stored weight is only written.
+// In-place operands are read and written; beside a master the stored weight is only written.
 inline double adamw_bytes(const Call& c) {
     double bytes = 0;
     for (size_t i = 0; i < c.op->operands.size(); i++)
@@ -342,7 +342,7 @@ __device__ inline void random_unit(uint32_t (&bits)[unit], const Settings& s, ui
 __device__ inline float add_below(float value, uint32_t random) {
     return __uint_as_float(__float_as_uint(value) + random);
 }
-// A NaN whose upper half stays what it is whatever is added below.
+// A NaN whose upper half no addition below changes.
 __device__ inline float quiet(float value) {
     return value != value ? __uint_as_float(0x7fc00000u) : value;
 }
@@ -360,8 +360,7 @@ __device__ inline Factors factors_of(const Settings& s, const Coefficients<float
             k.lr * k.decay};
 }
 
-// Updates and stores what a unit has loaded. w: becomes the weight before it is rounded: to nearest where there is a master,
-// else by a cut.
+// Updates and stores a loaded unit. w becomes the weight before it is rounded: to nearest if there is a master, else by a cut.
 template <bool has_master, bool whole, int run, class T, class M>
 __device__ inline void update_unit(T* weight, float* master, M* m, M* v, const Settings& s, const Factors& k,
                                    uint32_t now, const Place<run>& at, float (&w)[unit],
@@ -406,8 +405,8 @@ __device__ inline void update_unit(T* weight, float* master, M* m, M* v, const S
     store_unit<whole, random_moments>(v, at, square);
 }
 
-// A thread's unit. What depends on the step alone is computed by one thread of a block while the loads of all
-// are in flight, and is told by LDS.
+// A thread's unit. One thread of a block computes the factors of the step while all loads are in flight, and puts them
+// into LDS.
 template <bool has_master, bool whole, int run, class T, class G, class M>
 __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, const double* squares,
                            const float* lr, const int32_t* step, const double* guard, const Settings& s,

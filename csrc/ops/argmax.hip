@@ -3,7 +3,7 @@
 //   out[n] = the least v with x[n,v] = max_u x[n,u]
 //
 // reference:  plain loops.
-// cpu:        rows over threads; the largest of a run of columns first, by vector lanes, then its place.
+// cpu:        rows over threads; vector lanes find the largest of a run of columns, then its place.
 // naive:      one thread per row.
 // vectorized: one block per row, 128-bit accesses, several of them in flight.
 //

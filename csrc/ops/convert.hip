@@ -2,13 +2,13 @@
 //
 //   out[p] (+)= x[p], in fp32, rounded to nearest (even) where T is narrower
 //
-// Ranks exchange gradients in another type than theirs, and add the sums of micro-batches. Where they share weights, they
-// round the master weights before each gather, to the bits that AdamW writes: without accumulate, -0 stays -0.
+// Ranks that exchange gradients in another type convert them, and add the sums of micro-batches. Ranks that share weights round
+// the master weights before each gather, to the bits that AdamW writes: without accumulate, -0 stays -0.
 //
 // reference:  plain loops.
 // cpu:        threads and vector lanes.
 // naive:      one thread per element.
-// vectorized: a thread has eight elements: one 128-bit access of a narrow type, two of a wide one.
+// vectorized: eight elements per thread: one 128-bit access of a narrow type, two of a wide one.
 #include "core/device.h"
 #include "core/operation.h"
 #include "core/simd.h"

@@ -3,21 +3,18 @@
 //   losses[n]    = log(sum_v e^logits[n,v]) - logits[n,targets[n]]
 //   dlogits[n,v] = dloss * dlosses[n] * (e^logits[n,v] / sum - [v = targets[n]])
 //
-// Rows whose target is ignore_index have loss 0 and gradient 0. dlogits may be logits' memory, so that the
-// largest activation of the model exists once; null: losses only. dlosses null: ones. e^ is taken of
-// logits - max, which cannot overflow, and the target's is subtracted from max before log(sum) is added: exact
-// near the maximum. mean and num_valid (mean_loss.hip) null: none is taken; else it is one more launch of
-// mean_loss's kernel, in the same call. targets may have any stride: PyTorch's are int64, whose lower halves are the
-// int32 that are wanted. So may dlosses: a mean's gradient is one number for all rows.
+// Rows whose target is ignore_index have loss 0 and gradient 0. dlogits may be logits' memory, so that the model's largest
+// activation exists once; null: losses only. dlosses null: ones. The exponents are logits - max, which cannot overflow, and the
+// target's logit is subtracted from max before log(sum) is added: exact near the maximum. mean and num_valid (optional) are
+// those of mean_loss.hip, by one more launch of its kernel in the same call. targets may have any stride: PyTorch's are int64,
+// whose lower halves are the int32. So may dlosses: a mean's gradient is one number for all rows.
 //
-// reference:  plain loops. The sum is double whatever the storage: a serial float sum over a vocabulary of
-//             128,256 loses more than PyTorch's, which adds in vector lanes.
-// cpu:        rows over threads; a row (16 KB at V = 4,096 in f32) stays in cache for its passes: maximum,
-//             sum, gradient.
+// reference:  plain loops. The sum is double for all types: a serial float sum over a vocabulary of 128,256 loses more than
+//             PyTorch's, which adds in vector lanes.
+// cpu:        rows over threads; a row (16 KB at V = 4,096 in f32) stays in cache for its passes: maximum, sum, gradient.
 // naive:      one thread per row, three passes.
-// vectorized: one block per row, 128-bit accesses: maximum and sum in one pass (Milakov and Gimelshein, "Online
-//             normalizer calculation for softmax", 2018), gradient in a second one, which finds part of the
-//             row in the caches.
+// vectorized: one block per row, 128-bit accesses: maximum and sum in one pass (Milakov and Gimelshein, "Online normalizer
+//             calculation for softmax", 2018), gradient in a second one, which finds part of the row in the caches.
 // on_chip:    as vectorized, but the row stays on the chip, in registers and LDS: memory is read once.
 //
 // Measured: docs/benchmarks/nvidia-h200.md.
@@ -136,10 +133,10 @@ void cross_entropy_naive(View<float, 1> losses, View<T, 2> dlogits, View<float, 
     if (mean || num_valid) mean_loss_naive(mean, num_valid, losses, targets, ignore_index, context);
 }
 
-// ---- what vectorized and on_chip share
+// ---- shared by vectorized and on_chip
 
-// A row as vectors from its first 16-byte border on, so that rows of any length move by 128 bits. What stands
-// before and behind them, less than two vectors, is the edge: one element a thread.
+// A row as vectors from its first 16-byte border on, so that rows of any length move by 128 bits. The elements
+// before and behind them, less than two vectors, are the edge: one per thread.
 struct RowShape {
     int head, vectors;
     int64_t edge;  // of this thread; V or more where it has none
@@ -162,7 +159,7 @@ __device__ T* vector_at(T* x, int j) {
 }
 
 // Vector j of the row's vectors from x on; past the end, the last again: a branch a load would cost more.
-// What is read there is masked where it is used, so that nothing waits for the load before.
+// Its values are masked where they are used, so that nothing waits for the load before.
 template <bool streaming, class T>
 __device__ uint4 load_logits(const T* x, int j, int vectors) {
     const T* p = vector_at(x, j < vectors ? j : vectors - 1);
@@ -194,8 +191,7 @@ __device__ float exponential(float x) {
         return expf(x);
 }
 
-// sum of e^(x - largest) over what was seen of a row. largest begins finite: a thread that has seen nothing
-// but -infinity has sum 0, not NaN.
+// sum of e^(x - largest) over a part of a row. largest begins finite: a part of nothing but -infinity has sum 0, not NaN.
 struct Softmax {
     float largest = -FLT_MAX, sum = 0;
 };
@@ -233,8 +229,7 @@ __device__ uint4 gradient(uint4 bits, float largest, float scale) {
     return pack(x);
 }
 
-// The end of a row, behind a barrier: its loss, and the target's gradient over what the loop has written
-// there.
+// The end of a row, behind a barrier: its loss, and the target's gradient over that of the loop.
 template <class T>
 __device__ void finish_row(float* loss, T* dx, int target, float at_target, Softmax s, float factor) {
     if (threadIdx.x != 0) return;
@@ -301,13 +296,13 @@ __global__ void __launch_bounds__(max_threads_per_block)
     if (drow) {
         const float scale = factor / all.sum;
         T* dx = drow + shape.head;
-        // Backwards: what was read last is still in the caches.
+        // Backwards: the last reads are still in the caches.
         for (int first = (shape.vectors - 1) / step * step; first >= 0; first -= step) {
             uint4 bits[at_once] = {};
 #pragma unroll
             for (int v = 0; v < at_once; v++) {
                 const int j = first + v * blockDim.x + thread;
-                // Nothing in the place of what is past the end: another thread may be writing it already.
+                // Nothing past the end: another thread may be writing there already.
                 if (j < shape.vectors) bits[v] = load128_streaming(vector_at(x, j));
             }
 #pragma unroll

@@ -3,15 +3,15 @@
 //   out[n,c]        = weight[tokens[n],c]
 //   dweight[v,c] (+)= sum over the n with tokens[n] = v of dout[n,c]
 //
-// Backward adds the rows of equal tokens first, in their order and in fp32, and rounds each sum once:
-// deterministic without atomics, and a bf16 gradient loses nothing to a token that is frequent.
+// Backward adds the rows of equal tokens in their order in fp32, and rounds each sum once: deterministic without atomics, and
+// a bf16 gradient of a frequent token loses nothing.
 //
 // reference:  plain loops; backward holds a whole table of sums.
 // cpu:        backward sorts the tokens by counting, then the threads share the vocabulary.
-// naive:      forward one thread per element, backward one block per row of the table, which looks at all tokens.
+// naive:      forward: one thread per element; backward: one block per row of the table, which looks at all tokens.
 // vectorized: forward, 128-bit accesses, the loads of several rows in flight.
-// sorted:     backward, likewise. The rows of dout are sorted by their tokens; then a block has some rows of the
-//             table and writes each once: sums or zeros.
+// sorted:     backward, likewise. The rows of dout are sorted by their tokens; then a block writes each of its rows of the table
+//             once: sums or zeros.
 //
 // Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
@@ -141,8 +141,8 @@ void embedding_backward_naive(View<G, 2> dweight, View<const T, 2> dout, View<co
 
 // ---- vectorized and sorted: 128-bit accesses
 
-// Of a block whose threads have a vector of each row: what of a row it has is a slab, and the
-// slabs of some rows are neighbours in the grid.
+// The threads of a block have a vector of each row. Its part of a row is a slab; the slabs of some rows are neighbours in
+// the grid.
 constexpr int forward_rows = 4, table_rows = 8;
 // Rows of dout that backward has under way at a time.
 constexpr int rows_ahead = 4;
@@ -359,7 +359,7 @@ void embedding_backward_sorted(View<G, 2> dweight, View<const T, 2> dout, View<c
 
 const std::vector<int> block_sizes = {256, 128, 512};
 
-// Of the table, only the rows that are read.
+// Counts only the rows of the table that are read.
 double embedding_forward_bytes(const Call& c) {
     return static_cast<double>(2 * c.operand("out").bytes() + c.operand("tokens").bytes());
 }

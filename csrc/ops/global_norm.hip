@@ -5,12 +5,12 @@
 // Sums of several types of gradients, or of several ranks, are added. adamw takes the root.
 //
 // reference:  one sum in double: a serial float sum over millions of terms would stall.
-// cpu:        chunks of fixed size over threads, each summed by block_sum, then the chunks in order: the number
-//             of threads does not change the bits.
+// cpu:        chunks of fixed size over threads, each summed by block_sum, then the chunks in order: the number of threads does
+//             not change the bits.
 // naive:      one block adds everything.
-// vectorized: a chunk of 128 KB and one partial sum per block, four 128-bit loads per thread in flight; a second
-//             kernel, of one block, adds the partial sums in double. (A grid that stays resident, each load a
-//             grid's width from the last, is 3% slower.)
+// vectorized: a chunk of 128 KB and one partial sum per block, four 128-bit loads per thread in flight; a second kernel, of one
+//             block, adds the partial sums in double. (A grid that stays resident, each load a grid's width from the last, is
+//             3% slower.)
 //
 // Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>

@@ -1,33 +1,30 @@
-// A 64-bit hash of a tensor's memory, by which two computations of the same bits are compared (train/verify.h). x is
-// the memory of a tensor of any storage type, seen as elements of 2 bytes: bf16 stands for that size alone.
+// A 64-bit hash of a tensor's memory, which shows whether two computations gave the same bits (train/verify.h). x is the memory
+// of a tensor of any storage type, seen as elements of 2 bytes: bf16 only gives their size.
 //
-// The memory, filled up with zeros to a multiple of 16 bytes, is a row of 64-bit words w[0], w[1], .... Modulo 2^64:
+// The memory, padded with zeros to a multiple of 16 bytes, is a row of 64-bit words w[0], w[1], .... Modulo 2^64:
 //
 //   hash = sum_i mix(w[i] + (i + 1) G)      mix(x) = fold(M2 fold(M1 fold(x)))      fold(x) = x xor floor(x / 2^32)
 //
-// G, M1 and M2 are odd. sum holds the hash's lower and upper 32 bits, which are exact in f64: descriptions know no
-// integer of 64 bits. The arithmetic is that of integers, so no order of the terms changes the sum: every variant,
-// launch and number of threads gives the same bits.
+// G, M1 and M2 are odd. sum holds the lower and the upper 32 bits of the hash, which are exact in f64: descriptions have no
+// integer of 64 bits. The arithmetic is that of integers, so the order of the terms does not matter: every variant, launch and
+// number of threads gives the same bits. The hash sees
 //
-// What changes the hash:
+// - every change within one word, such as a flipped bit, with certainty. Adding (i + 1) G, multiplying by an odd number and
+//   folding (its own inverse: the upper half stays) are bijections of the 64-bit numbers, so mix is one: the word's term
+//   changes, and no other term does.
+// - every other change with probability 1 - 2^-64, as far as mix is like a random permutation: whatever the change of the other
+//   terms is, only one of 2^64 - 1 changes of the last word's term would restore the sum. This is an assumption;
+//   tests/check_verify.cpp flips pairs of bits. The position is in the term, so swapped words are such a change.
+// - not the number of zeros at the end. Tensors of the same shape are compared.
 //
-// - Every change within one word, with certainty; a flip of any single bit is one. To add (i + 1) G, to multiply by an
-//   odd number and to fold (which undoes itself: the upper half stays) are bijections of the 64-bit numbers, so mix is
-//   one, too: the word's term changes, and no other term does.
-// - Every other change with probability 1 - 2^-64, as far as mix is like a random permutation: whatever the other
-//   terms change by, the last word's term would have to change by one value of 2^64 - 1 to restore the sum. This is an
-//   assumption; tests/check_verify.cpp flips pairs of bits. The position is in the term, so words that change places
-//   are such a change.
-// - Not: another number of elements that are zero at the end. Tensors of the same shape are compared.
-//
-// A word costs two products of 64 bits and some ten other instructions, half of what a GPU computes while 8 bytes
-// arrive from memory: bound by memory.
+// A word costs two products of 64 bits and some ten other instructions, half of the instructions that a GPU executes while 8
+// bytes arrive from memory: bound by memory.
 //
 // reference:  one word after another.
 // cpu:        words over threads.
 // naive:      one block adds everything, a word per thread and turn.
-// vectorized: a chunk of 128 KB and one partial sum per block, four 128-bit loads per thread in flight; a second
-//             kernel, of one block, adds the partial sums.
+// vectorized: a chunk of 128 KB and one partial sum per block, four 128-bit loads per thread in flight; a second kernel, of one
+//             block, adds the partial sums.
 #include <cstring>
 
 #include "core/device.h"

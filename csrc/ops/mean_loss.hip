@@ -3,8 +3,8 @@
 //   num_valid = the number of n with targets[n] != ignore_index
 //   mean      = sum_n losses[n] / num_valid, over these n; NaN where there is none
 //
-// For who has no host to take it on: a framework's graph. cross_entropy takes the mean of its own losses with these
-// launchers; the operation is for losses of several calls.
+// It serves callers that cannot take the mean on the host, such as a framework's graph. cross_entropy takes the mean of its own
+// losses with these launchers; the operation is for losses of several calls.
 //
 // reference:  plain loops.
 // cpu:        one thread: thousands of rows are too few for more.

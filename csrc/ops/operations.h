@@ -2,9 +2,24 @@
 // edited. docs/operations.md explains types and shapes.
 // clang-format off
 #pragma once
+#include <algorithm>
+#include <initializer_list>
+
 #include "core/typed_call.h"
 
 namespace llamac {
+
+template <size_t size>
+struct OperationName {
+    char text[size];
+    constexpr OperationName(const char (&name)[size]) { std::copy_n(name, size, text); }
+};
+// Looks the operation up once.
+template <OperationName name>
+void run_by_name(const Context& context, std::initializer_list<Tensor> tensors, std::initializer_list<Scalar> scalars) {
+    static const Operation& operation = find_operation(name.text);
+    run(operation, {tensors.begin(), tensors.size()}, {scalars.begin(), scalars.size()}, context);
+}
 
 // one update: clipping, moments, decoupled weight decay, rounding to storage
 struct AdamwCall {
@@ -27,10 +42,7 @@ struct AdamwCall {
     Integer offset = 0;
 };
 inline void adamw(const Context& context, const AdamwCall& call) {
-    static const Operation& operation = find_operation("adamw");
-    const Tensor tensors[] = {call.weight, call.master, call.m, call.v, call.grad, call.squares, call.lr, call.step, call.guard};
-    const Scalar scalars[] = {call.beta1, call.beta2, call.eps, call.weight_decay, call.grad_clip, call.seed, call.stream, call.offset};
-    run(operation, tensors, scalars, context);
+    run_by_name<"adamw">(context, {call.weight, call.master, call.m, call.v, call.grad, call.squares, call.lr, call.step, call.guard}, {call.beta1, call.beta2, call.eps, call.weight_decay, call.grad_clip, call.seed, call.stream, call.offset});
 }
 
 // adamw, and fp8 of the new weight
@@ -59,10 +71,7 @@ struct AdamwQuantizeCall {
     Integer offset = 0;
 };
 inline void adamw_quantize(const Context& context, const AdamwQuantizeCall& call) {
-    static const Operation& operation = find_operation("adamw_quantize");
-    const Tensor tensors[] = {call.out, call.transposed, call.amax, call.saturated, call.weight, call.master, call.m, call.v, call.grad, call.squares, call.lr, call.step, call.scale, call.guard};
-    const Scalar scalars[] = {call.beta1, call.beta2, call.eps, call.weight_decay, call.grad_clip, call.seed, call.stream, call.offset};
-    run(operation, tensors, scalars, context);
+    run_by_name<"adamw_quantize">(context, {call.out, call.transposed, call.amax, call.saturated, call.weight, call.master, call.m, call.v, call.grad, call.squares, call.lr, call.step, call.scale, call.guard}, {call.beta1, call.beta2, call.eps, call.weight_decay, call.grad_clip, call.seed, call.stream, call.offset});
 }
 
 // the column of each row's largest element, the first of equals
@@ -71,9 +80,7 @@ struct ArgmaxCall {
     Required x;  // T[N,V]
 };
 inline void argmax(const Context& context, const ArgmaxCall& call) {
-    static const Operation& operation = find_operation("argmax");
-    const Tensor tensors[] = {call.out, call.x};
-    run(operation, tensors, {}, context);
+    run_by_name<"argmax">(context, {call.out, call.x}, {});
 }
 
 // gradients of attention_forward
@@ -93,10 +100,7 @@ struct AttentionBackwardCall {
     Integer window = 0;
 };
 inline void attention_backward(const Context& context, const AttentionBackwardCall& call) {
-    static const Operation& operation = find_operation("attention_backward");
-    const Tensor tensors[] = {call.dq, call.dk, call.dv, call.dout, call.out, call.lse, call.q, call.k, call.v, call.first};
-    const Scalar scalars[] = {call.scale, call.causal, call.window};
-    run(operation, tensors, scalars, context);
+    run_by_name<"attention_backward">(context, {call.dq, call.dk, call.dv, call.dout, call.out, call.lse, call.q, call.k, call.v, call.first}, {call.scale, call.causal, call.window});
 }
 
 // out = softmax(scale * q * transposed k) * v over the keys that a query sees
@@ -112,10 +116,7 @@ struct AttentionForwardCall {
     Integer window = 0;
 };
 inline void attention_forward(const Context& context, const AttentionForwardCall& call) {
-    static const Operation& operation = find_operation("attention_forward");
-    const Tensor tensors[] = {call.out, call.lse, call.q, call.k, call.v, call.first};
-    const Scalar scalars[] = {call.scale, call.causal, call.window};
-    run(operation, tensors, scalars, context);
+    run_by_name<"attention_forward">(context, {call.out, call.lse, call.q, call.k, call.v, call.first}, {call.scale, call.causal, call.window});
 }
 
 // attention of the next token of sequences to a cache, which its key and value go to
@@ -133,10 +134,7 @@ struct AttentionNextCall {
     Integer window = 0;
 };
 inline void attention_next(const Context& context, const AttentionNextCall& call) {
-    static const Operation& operation = find_operation("attention_next");
-    const Tensor tensors[] = {call.out, call.keys, call.values, call.q, call.k, call.v, call.cis, call.begin, call.end};
-    const Scalar scalars[] = {call.scale, call.window};
-    run(operation, tensors, scalars, context);
+    run_by_name<"attention_next">(context, {call.out, call.keys, call.values, call.q, call.k, call.v, call.cis, call.begin, call.end}, {call.scale, call.window});
 }
 
 // out += x of another type
@@ -146,10 +144,7 @@ struct ConvertCall {
     Flag accumulate;
 };
 inline void convert(const Context& context, const ConvertCall& call) {
-    static const Operation& operation = find_operation("convert");
-    const Tensor tensors[] = {call.out, call.x};
-    const Scalar scalars[] = {call.accumulate};
-    run(operation, tensors, scalars, context);
+    run_by_name<"convert">(context, {call.out, call.x}, {call.accumulate});
 }
 
 // losses = logsumexp(logits) - logits[target], their mean, and the gradient of logits
@@ -165,10 +160,7 @@ struct CrossEntropyCall {
     Integer ignore_index;
 };
 inline void cross_entropy(const Context& context, const CrossEntropyCall& call) {
-    static const Operation& operation = find_operation("cross_entropy");
-    const Tensor tensors[] = {call.losses, call.dlogits, call.mean, call.num_valid, call.logits, call.targets, call.dlosses};
-    const Scalar scalars[] = {call.dloss, call.ignore_index};
-    run(operation, tensors, scalars, context);
+    run_by_name<"cross_entropy">(context, {call.losses, call.dlogits, call.mean, call.num_valid, call.logits, call.targets, call.dlosses}, {call.dloss, call.ignore_index});
 }
 
 // dweight[tokens] += dout, the rows of a token added before they are rounded
@@ -179,10 +171,7 @@ struct EmbeddingBackwardCall {
     Flag accumulate;
 };
 inline void embedding_backward(const Context& context, const EmbeddingBackwardCall& call) {
-    static const Operation& operation = find_operation("embedding_backward");
-    const Tensor tensors[] = {call.dweight, call.dout, call.tokens};
-    const Scalar scalars[] = {call.accumulate};
-    run(operation, tensors, scalars, context);
+    run_by_name<"embedding_backward">(context, {call.dweight, call.dout, call.tokens}, {call.accumulate});
 }
 
 // out = weight[tokens]
@@ -192,9 +181,7 @@ struct EmbeddingForwardCall {
     Required weight;  // T[V,C]
 };
 inline void embedding_forward(const Context& context, const EmbeddingForwardCall& call) {
-    static const Operation& operation = find_operation("embedding_forward");
-    const Tensor tensors[] = {call.out, call.tokens, call.weight};
-    run(operation, tensors, {}, context);
+    run_by_name<"embedding_forward">(context, {call.out, call.tokens, call.weight}, {});
 }
 
 // squares = sum of x^2, the square of the norm
@@ -204,10 +191,7 @@ struct GlobalNormCall {
     Flag accumulate;
 };
 inline void global_norm(const Context& context, const GlobalNormCall& call) {
-    static const Operation& operation = find_operation("global_norm");
-    const Tensor tensors[] = {call.squares, call.x};
-    const Scalar scalars[] = {call.accumulate};
-    run(operation, tensors, scalars, context);
+    run_by_name<"global_norm">(context, {call.squares, call.x}, {call.accumulate});
 }
 
 // sum = a hash of x's memory, its lower and upper 32 bits
@@ -216,9 +200,7 @@ struct HashCall {
     Required x;  // bf16[P]
 };
 inline void hash(const Context& context, const HashCall& call) {
-    static const Operation& operation = find_operation("hash");
-    const Tensor tensors[] = {call.sum, call.x};
-    run(operation, tensors, {}, context);
+    run_by_name<"hash">(context, {call.sum, call.x}, {});
 }
 
 // dx = dout * weight
@@ -228,9 +210,7 @@ struct MatmulBackwardInputCall {
     Required weight;  // T[K,C]
 };
 inline void matmul_backward_input(const Context& context, const MatmulBackwardInputCall& call) {
-    static const Operation& operation = find_operation("matmul_backward_input");
-    const Tensor tensors[] = {call.dx, call.dout, call.weight};
-    run(operation, tensors, {}, context);
+    run_by_name<"matmul_backward_input">(context, {call.dx, call.dout, call.weight}, {});
 }
 
 // dweight = transposed dout * x
@@ -241,10 +221,7 @@ struct MatmulBackwardWeightCall {
     Flag accumulate;
 };
 inline void matmul_backward_weight(const Context& context, const MatmulBackwardWeightCall& call) {
-    static const Operation& operation = find_operation("matmul_backward_weight");
-    const Tensor tensors[] = {call.dweight, call.dout, call.x};
-    const Scalar scalars[] = {call.accumulate};
-    run(operation, tensors, scalars, context);
+    run_by_name<"matmul_backward_weight">(context, {call.dweight, call.dout, call.x}, {call.accumulate});
 }
 
 // out = x * transposed weight (+ residual)
@@ -255,9 +232,7 @@ struct MatmulForwardCall {
     Tensor residual = {};  // T[N,K]
 };
 inline void matmul_forward(const Context& context, const MatmulForwardCall& call) {
-    static const Operation& operation = find_operation("matmul_forward");
-    const Tensor tensors[] = {call.out, call.x, call.weight, call.residual};
-    run(operation, tensors, {}, context);
+    run_by_name<"matmul_forward">(context, {call.out, call.x, call.weight, call.residual}, {});
 }
 
 // mean = sum of losses / rows whose target is not ignore_index, and those rows' number
@@ -269,10 +244,7 @@ struct MeanLossCall {
     Integer ignore_index;
 };
 inline void mean_loss(const Context& context, const MeanLossCall& call) {
-    static const Operation& operation = find_operation("mean_loss");
-    const Tensor tensors[] = {call.mean, call.num_valid, call.losses, call.targets};
-    const Scalar scalars[] = {call.ignore_index};
-    run(operation, tensors, scalars, context);
+    run_by_name<"mean_loss">(context, {call.mean, call.num_valid, call.losses, call.targets}, {call.ignore_index});
 }
 
 // cosine and sine of every position's RoPE angles
@@ -282,10 +254,7 @@ struct PrecomputeCisCall {
     Real attention_factor = 1;
 };
 inline void precompute_cis(const Context& context, const PrecomputeCisCall& call) {
-    static const Operation& operation = find_operation("precompute_cis");
-    const Tensor tensors[] = {call.cis, call.frequency};
-    const Scalar scalars[] = {call.attention_factor};
-    run(operation, tensors, scalars, context);
+    run_by_name<"precompute_cis">(context, {call.cis, call.frequency}, {call.attention_factor});
 }
 
 // fp8 of x * scale, transposed too, and the largest |x|
@@ -298,9 +267,7 @@ struct QuantizeCall {
     Required scale;  // A[1]
 };
 inline void quantize(const Context& context, const QuantizeCall& call) {
-    static const Operation& operation = find_operation("quantize");
-    const Tensor tensors[] = {call.out, call.transposed, call.amax, call.saturated, call.x, call.scale};
-    run(operation, tensors, {}, context);
+    run_by_name<"quantize">(context, {call.out, call.transposed, call.amax, call.saturated, call.x, call.scale}, {});
 }
 
 // fp8 of x with a scale per row, and transposed with a scale per column
@@ -314,10 +281,7 @@ struct QuantizeRowsCall {
     Real limit;
 };
 inline void quantize_rows(const Context& context, const QuantizeRowsCall& call) {
-    static const Operation& operation = find_operation("quantize_rows");
-    const Tensor tensors[] = {call.out, call.transposed, call.inverse, call.inverse_transposed, call.saturated, call.x};
-    const Scalar scalars[] = {call.limit};
-    run(operation, tensors, scalars, context);
+    run_by_name<"quantize_rows">(context, {call.out, call.transposed, call.inverse, call.inverse_transposed, call.saturated, call.x}, {call.limit});
 }
 
 // the gradients of a group's heads, added
@@ -326,9 +290,7 @@ struct RepeatKvBackwardCall {
     Required dout;  // T[B,T,NH,HD]
 };
 inline void repeat_kv_backward(const Context& context, const RepeatKvBackwardCall& call) {
-    static const Operation& operation = find_operation("repeat_kv_backward");
-    const Tensor tensors[] = {call.dx, call.dout};
-    run(operation, tensors, {}, context);
+    run_by_name<"repeat_kv_backward">(context, {call.dx, call.dout}, {});
 }
 
 // every key/value head NH/NKV times
@@ -337,9 +299,7 @@ struct RepeatKvForwardCall {
     Required x;  // T[B,T,NKV,HD]
 };
 inline void repeat_kv_forward(const Context& context, const RepeatKvForwardCall& call) {
-    static const Operation& operation = find_operation("repeat_kv_forward");
-    const Tensor tensors[] = {call.out, call.x};
-    run(operation, tensors, {}, context);
+    run_by_name<"repeat_kv_forward">(context, {call.out, call.x}, {});
 }
 
 // sum = x + residual, out = sum / rms(sum) * weight
@@ -353,10 +313,7 @@ struct ResidualRmsnormForwardCall {
     Real eps;
 };
 inline void residual_rmsnorm_forward(const Context& context, const ResidualRmsnormForwardCall& call) {
-    static const Operation& operation = find_operation("residual_rmsnorm_forward");
-    const Tensor tensors[] = {call.sum, call.out, call.rstd, call.x, call.residual, call.weight};
-    const Scalar scalars[] = {call.eps};
-    run(operation, tensors, scalars, context);
+    run_by_name<"residual_rmsnorm_forward">(context, {call.sum, call.out, call.rstd, call.x, call.residual, call.weight}, {call.eps});
 }
 
 // gradients of rmsnorm_forward, and of residual_rmsnorm_forward with the sum as x
@@ -372,10 +329,7 @@ struct RmsnormBackwardCall {
     Flag accumulate;
 };
 inline void rmsnorm_backward(const Context& context, const RmsnormBackwardCall& call) {
-    static const Operation& operation = find_operation("rmsnorm_backward");
-    const Tensor tensors[] = {call.dx, call.dweight, call.out, call.dout, call.x, call.weight, call.rstd, call.dresidual};
-    const Scalar scalars[] = {call.accumulate};
-    run(operation, tensors, scalars, context);
+    run_by_name<"rmsnorm_backward">(context, {call.dx, call.dweight, call.out, call.dout, call.x, call.weight, call.rstd, call.dresidual}, {call.accumulate});
 }
 
 // out = x / rms(x) * weight
@@ -387,10 +341,7 @@ struct RmsnormForwardCall {
     Real eps;
 };
 inline void rmsnorm_forward(const Context& context, const RmsnormForwardCall& call) {
-    static const Operation& operation = find_operation("rmsnorm_forward");
-    const Tensor tensors[] = {call.out, call.rstd, call.x, call.weight};
-    const Scalar scalars[] = {call.eps};
-    run(operation, tensors, scalars, context);
+    run_by_name<"rmsnorm_forward">(context, {call.out, call.rstd, call.x, call.weight}, {call.eps});
 }
 
 // turns the gradient of rope_forward back
@@ -401,10 +352,7 @@ struct RopeBackwardCall {
     Flag interleaved;
 };
 inline void rope_backward(const Context& context, const RopeBackwardCall& call) {
-    static const Operation& operation = find_operation("rope_backward");
-    const Tensor tensors[] = {call.dx, call.dout, call.cis};
-    const Scalar scalars[] = {call.interleaved};
-    run(operation, tensors, scalars, context);
+    run_by_name<"rope_backward">(context, {call.dx, call.dout, call.cis}, {call.interleaved});
 }
 
 // fp8 of a gradient whose first heads are turned back, transposed too, and the largest size
@@ -419,10 +367,7 @@ struct RopeBackwardQuantizeCall {
     Integer rotated;
 };
 inline void rope_backward_quantize(const Context& context, const RopeBackwardQuantizeCall& call) {
-    static const Operation& operation = find_operation("rope_backward_quantize");
-    const Tensor tensors[] = {call.out, call.transposed, call.amax, call.saturated, call.dout, call.cis, call.scale};
-    const Scalar scalars[] = {call.rotated};
-    run(operation, tensors, scalars, context);
+    run_by_name<"rope_backward_quantize">(context, {call.out, call.transposed, call.amax, call.saturated, call.dout, call.cis, call.scale}, {call.rotated});
 }
 
 // turns every pair of a head's channels by its position's angle
@@ -433,10 +378,7 @@ struct RopeForwardCall {
     Flag interleaved;
 };
 inline void rope_forward(const Context& context, const RopeForwardCall& call) {
-    static const Operation& operation = find_operation("rope_forward");
-    const Tensor tensors[] = {call.out, call.x, call.cis};
-    const Scalar scalars[] = {call.interleaved};
-    run(operation, tensors, scalars, context);
+    run_by_name<"rope_forward">(context, {call.out, call.x, call.cis}, {call.interleaved});
 }
 
 // out = a * transposed b in fp8, times both scales (+ residual)
@@ -451,10 +393,7 @@ struct ScaledMatmulCall {
     Integer fast_accum;
 };
 inline void scaled_matmul(const Context& context, const ScaledMatmulCall& call) {
-    static const Operation& operation = find_operation("scaled_matmul");
-    const Tensor tensors[] = {call.out, call.a, call.b, call.a_scale, call.b_scale, call.residual};
-    const Scalar scalars[] = {call.accumulate, call.fast_accum};
-    run(operation, tensors, scalars, context);
+    run_by_name<"scaled_matmul">(context, {call.out, call.a, call.b, call.a_scale, call.b_scale, call.residual}, {call.accumulate, call.fast_accum});
 }
 
 // out = a * transposed b in fp8, times the scales of both rows (+ residual)
@@ -469,10 +408,7 @@ struct ScaledMatmulRowsCall {
     Integer fast_accum;
 };
 inline void scaled_matmul_rows(const Context& context, const ScaledMatmulRowsCall& call) {
-    static const Operation& operation = find_operation("scaled_matmul_rows");
-    const Tensor tensors[] = {call.out, call.a, call.b, call.a_scale, call.b_scale, call.residual};
-    const Scalar scalars[] = {call.accumulate, call.fast_accum};
-    run(operation, tensors, scalars, context);
+    run_by_name<"scaled_matmul_rows">(context, {call.out, call.a, call.b, call.a_scale, call.b_scale, call.residual}, {call.accumulate, call.fast_accum});
 }
 
 // gradients of swiglu_forward, and its result again
@@ -483,9 +419,7 @@ struct SwigluBackwardCall {
     Required gate_up;  // T[N,2F]
 };
 inline void swiglu_backward(const Context& context, const SwigluBackwardCall& call) {
-    static const Operation& operation = find_operation("swiglu_backward");
-    const Tensor tensors[] = {call.dgate_up, call.out, call.dout, call.gate_up};
-    run(operation, tensors, {}, context);
+    run_by_name<"swiglu_backward">(context, {call.dgate_up, call.out, call.dout, call.gate_up}, {});
 }
 
 // fp8 of the gradients of gate and up, transposed too, and the largest size
@@ -499,9 +433,7 @@ struct SwigluBackwardQuantizeCall {
     Required scale;  // A[1]
 };
 inline void swiglu_backward_quantize(const Context& context, const SwigluBackwardQuantizeCall& call) {
-    static const Operation& operation = find_operation("swiglu_backward_quantize");
-    const Tensor tensors[] = {call.out, call.transposed, call.amax, call.saturated, call.dout, call.gate_up, call.scale};
-    run(operation, tensors, {}, context);
+    run_by_name<"swiglu_backward_quantize">(context, {call.out, call.transposed, call.amax, call.saturated, call.dout, call.gate_up, call.scale}, {});
 }
 
 // out = silu(gate) * up
@@ -510,9 +442,7 @@ struct SwigluForwardCall {
     Required gate_up;  // T[N,2F]
 };
 inline void swiglu_forward(const Context& context, const SwigluForwardCall& call) {
-    static const Operation& operation = find_operation("swiglu_forward");
-    const Tensor tensors[] = {call.out, call.gate_up};
-    run(operation, tensors, {}, context);
+    run_by_name<"swiglu_forward">(context, {call.out, call.gate_up}, {});
 }
 
 // fp8 of silu(gate) * up, transposed too, and the largest size
@@ -525,9 +455,7 @@ struct SwigluForwardQuantizeCall {
     Required scale;  // A[1]
 };
 inline void swiglu_forward_quantize(const Context& context, const SwigluForwardQuantizeCall& call) {
-    static const Operation& operation = find_operation("swiglu_forward_quantize");
-    const Tensor tensors[] = {call.out, call.transposed, call.amax, call.saturated, call.gate_up, call.scale};
-    run(operation, tensors, {}, context);
+    run_by_name<"swiglu_forward_quantize">(context, {call.out, call.transposed, call.amax, call.saturated, call.gate_up, call.scale}, {});
 }
 
 // scales of fp8 from the largest values, which begin anew
@@ -540,9 +468,7 @@ struct UpdateScalesCall {
     Tensor unit = {};  // f32[P]
 };
 inline void update_scales(const Context& context, const UpdateScalesCall& call) {
-    static const Operation& operation = find_operation("update_scales");
-    const Tensor tensors[] = {call.scale, call.inverse, call.amax, call.largest, call.limit, call.unit};
-    run(operation, tensors, {}, context);
+    run_by_name<"update_scales">(context, {call.scale, call.inverse, call.amax, call.largest, call.limit, call.unit}, {});
 }
 
 }  // namespace llamac

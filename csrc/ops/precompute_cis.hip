@@ -2,16 +2,16 @@
 //
 //   cis[t,j] = attention_factor * (cos, sin)(t * frequency[j]),   j < HD/2
 //
-// frequency: radians per position of each pair, theta^(-2j/HD) or what the model's scaling makes of it
-// (rope_frequencies() in model/config.cpp). attention_factor: YaRN's; 1 for all others.
+// frequency: radians per position of each pair, theta^(-2j/HD) or its scaled form (rope_frequencies() in model/config.cpp).
+// attention_factor: YaRN's; 1 for all others.
 //
-// Angles reach t itself (frequency 1), where a float keeps only 0.008 rad at t = 131,072: they are computed
-// in double and only their cosine and sine are rounded.
+// Angles reach t itself (frequency 1), where a float keeps only 0.008 rad at t = 131,072: they are computed in double, and only
+// their cosine and sine are rounded.
 //
 // reference:  plain loops in double.
 // naive:      one thread per pair, its cosine and sine in double.
-// vectorized: 128-bit accesses: a thread has two pairs at every k-th position. Double only takes an angle to
-//             the nearest quarter turn; the rest is done in float.
+// vectorized: 128-bit accesses: a thread has two pairs at every k-th position. Double only takes an angle to the nearest quarter
+//             turn; the rest is done in float.
 //
 // Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>

@@ -1,8 +1,6 @@
-// Quantisation to fp8 as it ends other operations: of values that a kernel has read (quantize.hip) or has made itself
-// (swiglu_quantize.hip and others). quantize.hip has the mathematics and the idea of each variant.
-//
-// Where values are made, they are rounded to the type that they would be stored in, so that codes, maximum and count are
-// those of `quantize` of the stored tensor.
+// Quantisation to fp8 as the last part of other operations: of values that a kernel reads (quantize.hip) or makes
+// (swiglu_quantize.hip and others). quantize.hip has the mathematics and the idea of each variant. Values that a kernel makes are
+// rounded to their storage type first, so that codes, maximum and count are those of `quantize` of the stored tensor.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -15,8 +13,7 @@
 
 namespace llamac {
 
-// What becomes of values [N,C]: codes [N,C], the transposed codes [C,N], the largest size, and the number of those beyond
-// the type. Each may have no data.
+// Outputs for values [N,C]: codes [N,C], transposed codes [C,N], amax, saturated count; each optional.
 template <class Q, class A = float>
 struct Quantized {
     View<Q, 2> out, transposed;
@@ -102,7 +99,6 @@ struct QuantizedData {
     int32_t* saturated;
     int64_t N, C, pitch;
 };
-// Of values [N,C].
 template <class Q>
 QuantizedData<Q> data_of(const Quantized<Q>& to, int64_t N, int64_t C) {
     return {to.out.data, to.transposed.data, to.amax.data, to.saturated.data, N, C, to.transposed.stride[0]};
@@ -205,7 +201,7 @@ __device__ void store_turned(const QuantizedData<Q>& to, const uint32_t* turned,
     }
 }
 
-// What a thread has seen.
+// Maximum and counts of a thread.
 struct Seen {
     float largest = 0;
     bool invalid = false;
@@ -222,9 +218,10 @@ __device__ inline uint2 quantize_eight(float (&v)[quantize_columns], float scale
     return make_uint2(pack_fp8<Q>(v), pack_fp8<Q>(v + 4));
 }
 
-// Blocks of quantize_threads; `across` of them hold 128 rows of a part. A source makes `parts` tiles at once, whose columns
-// lie C / parts apart: fetch(n, c) loads what eight values of each from column c of row n on are made of, and
-// values(fetched, n, c, v) makes them. Always inlined: a call would keep what it is told in scratch. Fetches are under way together, as many as the source's rows_in_flight.
+// Blocks of quantize_threads; `across` of them hold 128 rows of a part. A source makes `parts` tiles at once, whose columns lie
+// C / parts apart: fetch(n, c) loads the operands of eight values of each part from column c of row n on, and
+// values(fetched, n, c, v) computes them. Always inlined: a call would keep its arguments in scratch. rows_in_flight fetches
+// overlap.
 template <class Q, class Source>
 __device__ __forceinline__ void quantize_tile(const QuantizedData<Q>& to, float scale, unsigned across,
                                               const Source& source) {

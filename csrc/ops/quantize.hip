@@ -4,23 +4,23 @@
 //                   amax = max(amax, max |x|);  saturated += the number of elements beyond the largest value
 //   update_scales:  scale[p] = the largest power of two with amax[p] * scale[p] <= limit[p];  inverse[p,0] = 1 / scale[p];
 //                   largest[p] = amax[p] / unit[p];  amax[p] = 0
-//                   Where amax is 0, infinite or NaN, largest[p] stays, and largest[p] * unit[p] takes the place of amax[p];
-//                   where that is not positive either, or largest is null, scale and inverse stay. unit: what the tensors
-//                   are multiples of now, 1 where it is null. Products read inverse, and the vendors' libraries want its
-//                   address to be a multiple of 16 bytes.
+//                   If amax is 0, infinite or NaN, largest[p] is kept, and largest[p] * unit[p] replaces amax[p]; if that is not
+//                   positive either, or largest is null, scale and inverse are kept. unit: the current unit of the tensors'
+//                   values, 1 if null. Products read inverse, whose addresses the vendors' libraries want at multiples of
+//                   16 bytes.
 //
 // A product sums along neighbours in memory of both operands. So the gradient of a weight needs both of its operands
 // transposed, and the gradient of an input needs the weight transposed.
 //
 // With delayed scaling, scale comes from the maxima of the optimizer step before, and one pass does it all. With current
 // scaling, a first call takes the maximum alone, update_scales follows, and a second call writes. Any output may be null.
-// A NaN in x makes amax NaN, whatever else is there. Maxima and counts do not depend on the order of threads.
+// A NaN in x makes amax NaN. Maxima and counts do not depend on the order of threads.
 //
 // reference:  plain loops.
 // cpu:        tiles over threads.
 // naive:      one thread per element.
-// vectorized: a block has a tile of 128 x 128; 128-bit accesses on all sides. What is transposed is turned four by four in
-//             registers, and as words in LDS, whose places are chosen so that neither writes nor reads meet in a bank.
+// vectorized: a tile of 128 x 128 per block; 128-bit accesses on all sides. Transposition: four by four in registers, then as
+//             words in LDS, whose places keep writes and reads free of bank conflicts.
 //
 // Measured in training: docs/fp8.md.
 #include "ops/quantize.h"

@@ -5,10 +5,9 @@
 //   out[n,c]  = round(x[n,c] * row[n]);  transposed[c,n] = round(x[n,c] * column[c]);  both saturate
 //   saturated += the number of elements with |x[n,c] * row[n]| beyond the largest value
 //
-// A scale is 1 where the maximum is 0, infinite or NaN. A product takes its operands' scales out of the sum, so that they
-// may not change along the dimension that is summed over: codes that are summed along columns have a scale per row, and the
-// transposed codes have scales of their own. out, transposed and saturated may be null. Maxima and counts do not depend on
-// the order of threads.
+// A scale is 1 where the maximum is 0, infinite or NaN. A product takes its operands' scales out of the sum, so they may not
+// change along the summed dimension: codes that are summed along columns have a scale per row, and the transposed codes have
+// scales of their own. out, transposed and saturated may be null. Maxima and counts do not depend on the order of threads.
 //
 // reference:  plain loops.
 // cpu:        rows over threads.
@@ -201,7 +200,7 @@ __global__ void __launch_bounds__(quantize_threads)
     atomicMax(columns + c0 + own, largest);
 }
 
-// Of the bits of sizes, in their place.
+// Replaces the bits of sizes.
 __global__ void quantize_rows_vectorized_kernel_scales(float* inverse, float* inverse_transposed, int64_t N,
                                                        int64_t C, double limit) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;

@@ -1,5 +1,5 @@
-// Grouped-query attention (Ainslie et al., "GQA", 2023) for an attention that wants a key/value head a query
-// head: query head h reads key/value head h / (NH/NKV).
+// Grouped-query attention (Ainslie et al., "GQA", 2023) for an attention with a key/value head per query head: query head h
+// reads key/value head h / (NH/NKV).
 //
 //   out[b,t,h,:] = x[b,t,h/(NH/NKV),:]
 //   dx[b,t,k,:]  = sum of dout[b,t,h,:] over the NH/NKV heads h of group k
@@ -8,10 +8,9 @@
 //
 // reference:  plain loops.
 // naive:      one thread per element of out, of dx.
-// vectorized: 128-bit accesses. Forward: a thread writes two vectors of out, so that stores are one run
-//             without gaps through memory; a group's reads of their head meet in the cache. (A thread that
-//             reads a vector once and writes it to its group's heads is 4% slower.) Backward: the loads of four
-//             heads in flight, added in their order.
+// vectorized: 128-bit accesses. Forward: a thread writes two vectors of out, so that stores pass through memory without gaps; a
+//             group's reads of their head meet in the cache. (A thread that reads a vector once and writes it to its group's
+//             heads is 4% slower.) Backward: the loads of four heads in flight, added in their order.
 //
 // Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>

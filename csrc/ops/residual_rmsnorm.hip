@@ -3,10 +3,8 @@
 //   sum[n,c]  = x[n,c] + residual[n,c]
 //   rstd, out = rmsnorm_forward(sum)     rmsnorm.hip
 //
-// The sum is rounded to storage before its norm is taken, so that the backward pass, which reads the stored sum, sees the
-// same rows. The backward pass is rmsnorm_backward. sum may be x's or residual's memory.
-//
-// The variants are those of rmsnorm_forward, with the sum made on the way.
+// The sum is rounded to storage before its norm is taken: the backward pass, rmsnorm_backward, reads the stored sum. sum may be
+// x's or residual's memory. The variants are those of rmsnorm_forward, which make the sum on the way.
 //
 // Measured: docs/benchmarks/nvidia-h200.md.
 #include "ops/rmsnorm.h"

@@ -1,5 +1,5 @@
-// The forward passes of RMSNorm, with a residual before it and without: what rmsnorm.hip and residual_rmsnorm.hip share.
-// rmsnorm.hip has the mathematics and the idea of each variant.
+// The forward passes of RMSNorm with and without a residual, for rmsnorm.hip and residual_rmsnorm.hip. rmsnorm.hip has the
+// mathematics and the idea of each variant.
 #pragma once
 #include <algorithm>
 #include <cmath>

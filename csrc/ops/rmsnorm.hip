@@ -1,31 +1,26 @@
-// RMSNorm (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019): every row is divided by its
-// root mean square and scaled by a weight a column.
+// RMSNorm (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019): every row is divided by its root mean square and
+// scaled by a weight per column.
 //
 //   rstd[n]   = 1 / sqrt(mean_c x[n,c]^2 + eps)
 //   out[n,c]  = x[n,c] * rstd[n] * weight[c]
 //
 //   with g[n,c] = dout[n,c] * weight[c] and xhat = x * rstd:
-//   dx[n,c]    = rstd[n] * (g[n,c] - xhat[n,c] * mean_c(g[n,c] * xhat[n,c])) (+ dresidual[n,c], the
-//                gradient that reaches x past the norm)
+//   dx[n,c]    = rstd[n] * (g[n,c] - xhat[n,c] * mean_c(g[n,c] * xhat[n,c])) (+ dresidual[n,c], the gradient past the norm)
 //   dweight[c] = sum_n dout[n,c] * xhat[n,c]
-//   out        = the forward's, the same bits, for who has not kept it; null: not wanted
+//   out        = optional: recomputes the forward output, the same bits
 //
 // dx may be dresidual's or dout's memory.
 //
-// reference:  plain loops. Sums over a row or a column are double whatever the storage: a serial float sum of
-//             some thousand terms loses more than PyTorch's, which adds in vector lanes.
-// cpu:        rows over threads, a row stays in the first cache between its two passes. dweight is summed over
-//             blocks of rows that N alone determines, then over the blocks, so that the bits do not depend on
-//             the threads.
+// reference:  plain loops. Sums over a row or a column are double for all types: a serial float sum of some thousand terms loses
+//             more than PyTorch's, which adds in vector lanes.
+// cpu:        rows over threads, a row stays in the first cache between its two passes. dweight is summed over blocks of rows
+//             that N alone determines, then over the blocks, so that the bits do not depend on the threads.
 // naive:      one thread per row, one thread per column for dweight.
-// vectorized: one block per row, 128-bit accesses, the row stays in registers between the sum and the product:
-//             every byte moves once. Backward: a block takes every k-th row, loads the next while it works on
-//             one, and keeps its share of dweight in registers too, so that dweight is one partial row per
-//             block, added by a second kernel in their order.
+// vectorized: one block per row, 128-bit accesses, the row stays in registers between the sum and the product: every byte moves
+//             once. Backward: a block takes every k-th row, loads the next while it computes one, and keeps its share of dweight
+//             in registers too: one partial row of dweight per block, added by a second kernel in their order.
 //
-// What the forward pass shares with residual_rmsnorm_forward is in rmsnorm.h: reference, and one row of each variant.
-//
-// Measured: docs/benchmarks/nvidia-h200.md.
+// rmsnorm.h has the parts of the forward pass that residual_rmsnorm.hip shares. Measured: docs/benchmarks/nvidia-h200.md.
 #include "ops/rmsnorm.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The rotation as rope.hip and rope_quantize.hip compute it: the reference, a head on the host, a channel in a kernel. Both
-// have the same bits. rope.hip has the mathematics.
+// The rotation as rope.hip and rope_quantize.hip compute it, with the same bits: the reference, a head on the host, a channel in
+// a kernel. rope.hip has the mathematics.
 #pragma once
 #include "core/device.h"
 #include "core/simd.h"

@@ -1,20 +1,17 @@
-// Rotary position embedding (Su et al., "RoFormer", 2021): every pair of a head's channels is
-// turned by its position's angle.
+// Rotary position embedding (Su et al., "RoFormer", 2021): every pair of a head's channels is turned by its position's angle.
 //
 //   (out_a, out_b) = (x_a cos - x_b sin, x_b cos + x_a sin),   cos, sin = cis[t,j,:], j < HD/2
 //   pairs (a, b):  half split (Hugging Face) (j, j + HD/2);  interleaved (Llama's own weights) (2j, 2j+1)
 //
-// Backward turns the gradient back: the same with -sin. Output may be input's memory: a pair is read before
-// it is written.
+// Backward turns the gradient back: the same with -sin. Output may be input's memory: a pair is read before it is written.
 //
 // reference:  plain loops.
-// cpu:        positions over threads; a position's cosines and sines are laid out as vectors once for all its
-//             heads.
+// cpu:        positions over threads; a position's cosines and sines are laid out as vectors once for all its heads.
 // naive:      one thread per pair.
-// vectorized: 128-bit accesses: a thread has the same channels in four heads of one position, with all loads
-//             in flight before the first is used, the cosines and sines once for the four.
-// shuffle:    as vectorized, but neighbouring lanes read a head from end to end, whole cache lines also if half a
-//             head is shorter than one; the halves of a pair meet by shuffle.
+// vectorized: 128-bit accesses: a thread has the same channels in four heads of one position, with all loads in flight before
+//             the first is used, the cosines and sines once for the four.
+// shuffle:    as vectorized, but neighbouring lanes read a head from end to end, whole cache lines also if half a head is
+//             shorter than one; the halves of a pair meet by shuffle.
 //
 // Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>

@@ -1,14 +1,12 @@
-// The gradient of queries, keys and values that ends as codes of fp8, where only matrix products in fp8 read it.
+// The gradient of queries, keys and values as codes of fp8, for matrix products in fp8.
 //
-//   rope_backward_quantize:  quantize of dout, in whose first `rotated` heads rope_backward (half split) has turned the pairs
+//   rope_backward_quantize:  quantize of dout, whose first `rotated` heads rope_backward (half split) has turned
 //
-// The turned gradient, in the storage type, is never in memory; it is rounded to it all the same. So the codes have the bits
-// of the two operations one after the other (tests/check_quantize.cpp).
+// The turned gradient is rounded to the storage type, but never stored. The codes have the bits of the two operations one after
+// the other (tests/check_quantize.cpp).
 //
-// The variants are those of quantize, whose tiles they fill. vectorized: a thread reads the other channels of its pairs, too,
-// which belong to a thread of the same block wherever a head is no wider than a tile.
-//
-// Measured in training: docs/fp8.md.
+// The variants are those of quantize, whose tiles they fill. vectorized: a thread also reads the other channels of its pairs,
+// which belong to a thread of the same block if a head is no wider than a tile. Measured in training: docs/fp8.md.
 #include "core/scratch.h"
 #include "ops/quantize.h"
 #include "ops/rope.h"

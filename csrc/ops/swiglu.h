@@ -1,5 +1,5 @@
-// SwiGLU as swiglu.hip and swiglu_quantize.hip compute it: references, a row on the host, elements and vectors in kernels.
-// Both have the same bits. swiglu.hip has the mathematics.
+// SwiGLU as swiglu.hip and swiglu_quantize.hip compute it, with the same bits: references, a row on the host, elements and
+// vectors in kernels. swiglu.hip has the mathematics.
 #pragma once
 #include <cmath>
 
@@ -71,7 +71,7 @@ __device__ void swiglu_backward_naive_element(T* dgate, T* dup, float d, float g
     *dup = T(d * g * s);
 }
 
-// 1 / (1 + e^-g); 0 where e^-g is infinite. The rounding of narrow types hides what the fast functions do: an error of
+// 1 / (1 + e^-g); 0 where e^-g is infinite. The rounding of narrow types hides the error of the fast functions:
 // 1e-5 of the value at most, and 0 for a quotient below 2^-126.
 template <class T>
 __device__ float sigmoid(float g) {

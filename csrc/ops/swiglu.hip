@@ -1,21 +1,19 @@
-// SwiGLU (Shazeer, "GLU Variants Improve Transformer", 2020). A row of gate_up is [gate | up], F columns
-// each, as one matmul writes it.
+// SwiGLU (Shazeer, "GLU Variants Improve Transformer", 2020). A row of gate_up is [gate | up], F columns each, as one matmul
+// writes it.
 //
 //   out = silu(gate) * up,   silu(g) = g * s,   s = 1 / (1 + e^-g)
 //   dgate = dout * up * s * (1 + g (1 - s)),   dup = dout * silu(gate)
 //
-// dgate_up may be gate_up's memory, and out dout's: an element is read before its gradients are written. The
-// backward writes out again, the same bits, where that was thrown away; null: it does not.
+// dgate_up may be gate_up's memory, and out dout's: an element is read before its gradients are written. In the backward, out is
+// optional: it recomputes the forward output, the same bits.
 //
 // reference:  plain loops.
 // cpu:        rows over threads, vector lanes over columns, fast_exp.
 // naive:      one thread per element.
-// vectorized: 128-bit accesses: a thread has one vector of columns in two rows, with all loads in flight
-//             before the first is used.
+// vectorized: 128-bit accesses: a thread has one vector of columns in two rows, with all loads in flight before the first is
+//             used.
 //
-// swiglu.h has the references, and what swiglu_quantize.hip computes by the same functions.
-//
-// Measured: docs/benchmarks/nvidia-h200.md.
+// swiglu.h has the functions that swiglu_quantize.hip shares. Measured: docs/benchmarks/nvidia-h200.md.
 #include "ops/swiglu.h"
 
 #include <algorithm>

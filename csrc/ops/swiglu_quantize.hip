@@ -1,15 +1,13 @@
-// SwiGLU and its gradient that end as codes of fp8, where only matrix products in fp8 read them.
+// SwiGLU and its gradient as codes of fp8, for matrix products in fp8.
 //
 //   swiglu_forward_quantize:   quantize of swiglu_forward's out
 //   swiglu_backward_quantize:  quantize of swiglu_backward's dgate_up: dgate and dup side by side have one scale
 //
-// The results themselves, in the storage type, are never in memory; they are rounded to it all the same. So the codes have
-// the bits of the two operations one after the other (tests/check_quantize.cpp).
+// The results are rounded to the storage type, but never stored. The codes have the bits of the two operations one after the
+// other (tests/check_quantize.cpp).
 //
 // The variants are those of quantize, whose tiles they fill. vectorized: the backward makes a tile of dgate and one of dup at
-// once; the codes of dup wait in registers for the place in LDS.
-//
-// Measured in training: docs/fp8.md.
+// once; the codes of dup wait in registers for the place in LDS. Measured in training: docs/fp8.md.
 #include "ops/quantize.h"
 #include "ops/swiglu.h"
 

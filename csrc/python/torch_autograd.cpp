@@ -77,7 +77,7 @@ struct Gradients {
         for (const Derivative& d : op.derivatives) add_step(Form(find_operation(d.operation), false), d);
     }
 
-    // What a backward reads of a call: tensors, of which those of the results are not there yet, and numbers.
+    // The tensors of a call that a backward reads, those of results to be added, and numbers.
     struct Kept {
         variable_list tensors;
         std::vector<c10::IValue> numbers;
@@ -163,7 +163,7 @@ struct Gradients {
         return {Source::gradient, *result};
     }
 
-    // A letter stands for the same size in both operations.
+    // A letter is the same size in both operations.
     Source size_called(const std::string& letter) {
         if (const Index argument = find(arguments, letter)) return keep_number({*argument, 0});
         for (size_t a = 0; a < form.leading.size(); a++) {
@@ -204,7 +204,7 @@ struct Gradients {
                 stack.emplace_back(given[s.index]);
             else if (s.nullable)
                 stack.emplace_back();
-            else  // nobody asked for this result; the other one that was asked for has its shape
+            else  // no gradient for this result; the other result has its shape
                 stack.emplace_back(at::zeros_like(given[0].defined() ? given[0] : given[1]));
         }
         step.op.callBoxed(&stack);
@@ -297,7 +297,7 @@ Pointer no_derivative(const std::string& operation, const variable_list& of) {
         return c10::make_intrusive<NotImplemented>(operation, std::move(next));
 }
 
-// What PyTorch's fallback for such operations does, which costs the host half a microsecond where nobody asks for one.
+// As PyTorch's fallback for such operations, which costs the host half a microsecond even without gradients.
 struct Underivable final : c10::OperatorKernel {
     void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
         const CallArguments arguments(op, *stack);

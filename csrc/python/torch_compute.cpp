@@ -42,8 +42,7 @@ std::optional<int64_t> distance_of_rows(const at::Tensor& t) {
     return distance;
 }
 
-// Contiguous where the description wants it, copied if it has to be. What is written cannot be a copy:
-// run() refuses it.
+// Contiguous where the description wants it, copied if necessary. An output cannot be a copy: run() refuses it.
 void arrange(const Operand& o, at::Tensor& t) {
     if (o.output || t.is_contiguous()) return;
     const bool in_rows = t.dim() <= 1 || t.size(-1) <= 1 || t.stride(-1) == 1;
@@ -53,7 +52,7 @@ void arrange(const Operand& o, at::Tensor& t) {
     if (!o.strided || !as_described) t = t.contiguous();
 }
 
-// With as many dimensions as are described: what comes before the others is the first one, its rows.
+// With as many dimensions as are described: the leading ones become the first, its rows.
 void set_shape(const Operation& op, const Operand& o, const at::Tensor& t, Tensor& r) {
     const c10::IntArrayRef sizes = t.sizes(), strides = t.strides();
     const size_t rank = o.shape.size();
@@ -167,7 +166,7 @@ std::optional<DType> find_dtype(at::ScalarType type) {
     return known[static_cast<size_t>(type)];
 }
 
-// On a CPU as PyTorch's own kernels do it; what they call for a GPU is in a library that this one does not need.
+// On a CPU as PyTorch's own kernels allocate; their call for a GPU is in a library that this one does not need.
 at::Tensor allocate(at::IntArrayRef shape, at::ScalarType type, c10::Device device) {
     if (device.is_cpu()) return at::Tensor(at::detail::empty_cpu(shape, type));
     return at::empty(shape, at::TensorOptions(device).dtype(type));

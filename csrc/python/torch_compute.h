@@ -14,7 +14,7 @@ at::ScalarType torch_type(DType t);
 // Nothing for a type that operations do not have.
 std::optional<DType> find_dtype(at::ScalarType type);
 
-// Where no size is a symbol, without what PyTorch's dispatcher adds to it: on the host, half as many instructions again.
+// Without symbols, PyTorch's dispatcher is left out: it would add half as many instructions again on the host.
 at::Tensor allocate(at::IntArrayRef shape, at::ScalarType type, c10::Device device);
 at::Tensor allocate(c10::SymIntArrayRef shape, at::ScalarType type, c10::Device device);
 
@@ -24,7 +24,7 @@ void refuse_gpus(std::string why);
 // Runs it where its operands are (by the description, on one device; null: not defined), on a GPU on the current
 // stream. An input whose strides the description does not take is replaced by a copy. Shapes may have more dimensions, as
 // torch_ops.cpp says. fresh: bit i is set where output i was allocated for this call.
-// Throws ValueError, in one line, for what does not fit.
+// Throws ValueError, in one line, for bad arguments.
 void compute(const Operation& op, std::span<at::Tensor> operands, std::span<const Scalar> scalars,
              uint32_t fresh = 0);
 

@@ -11,7 +11,7 @@ static std::string joined(const std::vector<std::string>& items) {
     return text;
 }
 
-// Whether the first form gives it: what may be null and grows with the inputs costs too much where nobody asks for it.
+// Whether the first form returns it: an optional output that grows with the inputs would cost callers that ignore it.
 static bool is_given(const Operand& o) {
     const auto grows = [](const Dimension& d) { return d.symbol >= 0; };
     return !o.nullable || std::none_of(o.shape.begin(), o.shape.end(), grows);

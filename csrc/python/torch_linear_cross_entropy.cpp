@@ -8,7 +8,7 @@
 //
 // .gradients: also the sum's gradients, those that are wanted (else [0]); they are to be multiplied by scale [1], in
 // float32, and by the loss's own.
-// Throws ValueError, in one line, for what does not fit; ignore_index, and targets' type and values, are checked by our
+// Throws ValueError, in one line, for bad arguments; ignore_index, and targets' type and values, are checked by our
 // cross-entropy.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -33,7 +33,7 @@ using at::Tensor;
 constexpr int64_t max_roundings = 8;  // of a weight's gradient in bf16, as chunks are added
 
 // Our operations, without PyTorch's dispatcher, which would cost the host half as much as a launch; profilers see them.
-// Undefined results are not computed.
+// An undefined result is not computed.
 
 const Operation& losses_operation() {
     static const Operation& op = find_operation("cross_entropy");
@@ -78,7 +78,7 @@ void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets, in
     };
     constexpr auto op = "linear_cross_entropy: ";
     TORCH_CHECK_VALUE(chunk_bytes > 0, op, "chunk_bytes is ", chunk_bytes, ", expected at least 1");
-    // Else one on meta, beside others, would make the fake a result of memory that nobody wrote.
+    // Else one on meta, beside others, would make the fake a result of uninitialised memory.
     const auto check_device = [&](const Tensor& t, const char* name) {
         TORCH_CHECK_VALUE(t.device() == hidden.device(), op, name, " is on ", t.device().str(), ", expected ",
                           hidden.device().str());
@@ -106,8 +106,8 @@ void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets, in
     check_types(losses_operation(), operands, scalars);
 }
 
-// Views as PyTorch's own kernels make them: one by its operations costs the host a microsecond, for what only callers
-// outside, or autograd, could ask of it. offset: in elements of the type.
+// Views as PyTorch's own kernels make them: one by its operations costs the host a microsecond, for features
+// that only outside callers or autograd need. offset: in elements of the type.
 Tensor view_of(const Tensor& t, at::ScalarType type, at::IntArrayRef sizes, at::IntArrayRef strides,
                int64_t offset) {
     Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(t.storage()),
@@ -143,7 +143,7 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
     const int64_t element = static_cast<int64_t>(c10::elementSize(type)), bytes = rows * vocabulary * element;
     const int64_t chunks = std::max<int64_t>(1, (bytes + chunk_bytes - 1) / chunk_bytes);
     const int64_t height = std::max<int64_t>(1, (rows + chunks - 1) / chunks);
-    // Each chunk's addition rounds to the storage type: a few stay within what the products themselves lose.
+    // Each chunk's addition rounds to the storage type: a few stay within the error of the products.
     const bool wide = chunks > max_roundings && type != wide_type;
     const bool gradients = wanted.dhidden || wanted.dweight;
 

@@ -34,7 +34,7 @@ bool begins_with_rows(const Operation& op, const Operand& o) {
            op.dimensions[static_cast<size_t>(o.shape[0].symbol)].splits;
 }
 
-// Of sizes that may be symbols, and of those that may not.
+// For sizes that may be symbols, and for those that may not.
 c10::SymIntArrayRef shape_of(const at::Tensor& t, c10::SymInt) {
     return t.sym_sizes();
 }
@@ -63,7 +63,7 @@ struct Arguments {
     const Form& form;
     c10::SmallVector<at::Tensor, 8> tensors;  // by operand
     c10::SmallVector<Size, 8> size;           // by dimension; -1: not told yet
-    std::optional<Shape> rows;                // what the rows are made of
+    std::optional<Shape> rows;                // the dimensions of the rows
     c10::SmallVector<Scalar, 8> scalars;      // by the description's order
     c10::Device device = at::kCPU;
 
@@ -135,7 +135,7 @@ struct Arguments {
         const bool split = has_rows && found.size() != rank && found.size() + 1 >= rank;
         TORCH_CHECK_VALUE(split || found.size() == rank, op.name, ": ", o.name, " has shape ", found,
                           ", expected ", dimension_text(op, o));
-        const size_t leading = split ? found.size() + 1 - rank : 1;  // what the first dimension is made of
+        const size_t leading = split ? found.size() + 1 - rank : 1;  // dimensions in the first one
         if (has_rows) bind_rows(o, found, found.slice(0, leading));
         for (size_t d = 0; d < rank; d++)
             bind_dimension(o, found, d,

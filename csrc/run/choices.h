@@ -11,21 +11,21 @@ namespace llamac {
 
 // In the order of the enumerators.
 template <class E>
-constexpr auto texts = nullptr;
+inline constexpr auto texts = nullptr;
 template <>
-constexpr std::array texts<bool> = {"off", "on"};
+inline constexpr std::array texts<bool> = {"off", "on"};
 template <>
-constexpr std::array texts<Init> = {"random", "load"};
+inline constexpr std::array texts<Init> = {"random", "load"};
 template <>
-constexpr std::array texts<ScheduleShape> = {"cosine", "linear", "constant", "wsd"};
+inline constexpr std::array texts<ScheduleShape> = {"cosine", "linear", "constant", "wsd"};
 template <>
-constexpr std::array texts<MatmulDType> = {"storage", "fp8"};
+inline constexpr std::array texts<MatmulDType> = {"storage", "fp8"};
 template <>
-constexpr std::array texts<Fp8Scaling> = {"tensor", "delayed", "row"};
+inline constexpr std::array texts<Fp8Scaling> = {"tensor", "delayed", "row"};
 template <>
-constexpr std::array texts<Fp8Gradients> = {"e5m2", "e4m3"};
+inline constexpr std::array texts<Fp8Gradients> = {"e5m2", "e4m3"};
 template <>
-constexpr std::array texts<Fp8Weights> = {"recomputed", "stored"};
+inline constexpr std::array texts<Fp8Weights> = {"recomputed", "stored"};
 
 template <class E>
 std::optional<E> find_choice(std::string_view text) {

@@ -34,15 +34,14 @@ MODEL = {
     "hidden_size": 8,
     "intermediate_size": 8,
     "num_hidden_layers": 1,
+}
+MODEL |= {
     "num_attention_heads": 1,
     "num_key_value_heads": 1,
     "max_position_embeddings": 16,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
     "bos_token_id": 1,
-    "torch_dtype": "float32",
 }
+MODEL |= {"rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": True, "torch_dtype": "float32"}
 SECONDS = 60  # after which a process hangs
 
 
@@ -120,20 +119,17 @@ class Run:
             "model": folder / "model",
             "train-data": folder / "train_*.bin",
             "val-data": folder / "val_*.bin",
-            "tokenizer": "none",
-            "gemm-cache": folder / "gemm.json",
-            "out": self.out,
-            "seq-len": 4,
+        }
+        values |= {"tokenizer": "none", "gemm-cache": folder / "gemm.json", "out": self.out, "seq-len": 4}
+        values |= {
             "batch-size": 1,
             "steps": 24,
             "warmup-steps": 4,
             "checkpoint-every": 2,
             "keep-checkpoints": 2,
-            "val-every": 6,
-            "val-steps": 2,
-            "sample-every": 0,
-            "sample-tokens": 4,
-        } | {name.replace("_", "-"): value for name, value in flags.items()}
+        }
+        values |= {"val-every": 6, "val-steps": 2, "sample-every": 0, "sample-tokens": 4}
+        values |= {name.replace("_", "-"): value for name, value in flags.items()}
         self.every, self.keep, self.steps = (
             int(values[k]) for k in ("checkpoint-every", "keep-checkpoints", "steps")
         )

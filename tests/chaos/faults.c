@@ -28,12 +28,12 @@
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 enum kind { OPEN, READ, WRITE, FSYNC, CLOSE, RENAME, MKDIR, UNLINK, MMAP, STAT, LIST, LOCK, THREAD, KINDS };
-static const char* const kinds[KINDS] = {"open",  "read",   "write", "fsync", "close", "rename",
-                                         "mkdir", "unlink", "mmap",  "stat",  "list",  "lock", "thread"};
+static const char* const kinds[KINDS] = {"open",   "read", "write", "fsync", "close", "rename", "mkdir",
+                                         "unlink", "mmap", "stat",  "list",  "lock",  "thread"};
 enum { SHORT = -1, DESCRIPTORS = 1024 };
 
 static atomic_int counts[KINDS], met;
-static atomic_bool ours[DESCRIPTORS];    // descriptors of files below the folder
+static atomic_bool ours[DESCRIPTORS];  // descriptors of files below the folder
 static const char *folder, *counts_file;
 static int chosen = -1, at, action;
 static int goes_on, kills, any, seconds;
@@ -91,6 +91,13 @@ static int fail(int error) {
     return -1;
 }
 
+// A call that fails with an errno, or goes through.
+#define FAULTY(type, name, parameters, arguments, kind, mine)  \
+    EXPORT type name parameters {                              \
+        const int error = fault(kind, mine);                   \
+        return error > 0 ? fail(error) : NEXT(name) arguments; \
+    }
+
 EXPORT int open(const char* path, int flags, ...) {
     va_list arguments;
     va_start(arguments, flags);
@@ -131,15 +138,8 @@ EXPORT struct dirent* readdir(DIR* stream) {
     return NEXT(readdir)(stream);
 }
 
-EXPORT ssize_t read(int fd, void* to, size_t bytes) {
-    const int error = fault(READ, is_ours(fd));
-    return error ? fail(error) : NEXT(read)(fd, to, bytes);
-}
-
-EXPORT ssize_t pread(int fd, void* to, size_t bytes, off_t from) {
-    const int error = fault(READ, is_ours(fd));
-    return error ? fail(error) : NEXT(pread)(fd, to, bytes, from);
-}
+FAULTY(ssize_t, read, (int fd, void* to, size_t bytes), (fd, to, bytes), READ, is_ours(fd))
+FAULTY(ssize_t, pread, (int fd, void* to, size_t bytes, off_t from), (fd, to, bytes, from), READ, is_ours(fd))
 
 EXPORT ssize_t write(int fd, const void* from, size_t bytes) {
     const int error = fault(WRITE, is_ours(fd));
@@ -153,25 +153,10 @@ EXPORT ssize_t pwrite(int fd, const void* from, size_t bytes, off_t to) {
     return error ? fail(error) : NEXT(pwrite)(fd, from, bytes, to);
 }
 
-EXPORT int ftruncate(int fd, off_t bytes) {
-    const int error = fault(WRITE, is_ours(fd));
-    return error > 0 ? fail(error) : NEXT(ftruncate)(fd, bytes);
-}
-
-EXPORT int fflush(FILE* file) {
-    const int error = fault(WRITE, file && is_ours(fileno(file)));
-    return error > 0 ? fail(error) : NEXT(fflush)(file);
-}
-
-EXPORT int fsync(int fd) {
-    const int error = fault(FSYNC, is_ours(fd));
-    return error ? fail(error) : NEXT(fsync)(fd);
-}
-
-EXPORT int fdatasync(int fd) {
-    const int error = fault(FSYNC, is_ours(fd));
-    return error ? fail(error) : NEXT(fdatasync)(fd);
-}
+FAULTY(int, ftruncate, (int fd, off_t bytes), (fd, bytes), WRITE, is_ours(fd))
+FAULTY(int, fflush, (FILE * file), (file), WRITE, file&& is_ours(fileno(file)))
+FAULTY(int, fsync, (int fd), (fd), FSYNC, is_ours(fd))
+FAULTY(int, fdatasync, (int fd), (fd), FSYNC, is_ours(fd))
 
 // As Linux does it: the descriptor is gone, whatever close says.
 EXPORT int close(int fd) {
@@ -191,46 +176,17 @@ EXPORT int fclose(FILE* file) {
     return NEXT(fclose)(file);
 }
 
-EXPORT int rename(const char* from, const char* to) {
-    const int error = fault(RENAME, below(from));
-    return error ? fail(error) : NEXT(rename)(from, to);
-}
-
-EXPORT int renameat(int from_fd, const char* from, int to_fd, const char* to) {
-    const int error = fault(RENAME, below_at(from_fd, from));
-    return error ? fail(error) : NEXT(renameat)(from_fd, from, to_fd, to);
-}
-
-EXPORT int mkdirat(int folder_fd, const char* path, unsigned mode) {
-    const int error = fault(MKDIR, below_at(folder_fd, path));
-    return error ? fail(error) : NEXT(mkdirat)(folder_fd, path, mode);
-}
-
-EXPORT int mkdir(const char* path, unsigned mode) {
-    const int error = fault(MKDIR, below(path));
-    return error ? fail(error) : NEXT(mkdir)(path, mode);
-}
-
-EXPORT int unlink(const char* path) {
-    const int error = fault(UNLINK, below(path));
-    return error ? fail(error) : NEXT(unlink)(path);
-}
-
-EXPORT int unlinkat(int folder_fd, const char* path, int flags) {
-    const int error = fault(UNLINK, below_at(folder_fd, path));
-    return error ? fail(error) : NEXT(unlinkat)(folder_fd, path, flags);
-}
-
-EXPORT int rmdir(const char* path) {
-    const int error = fault(UNLINK, below(path));
-    return error ? fail(error) : NEXT(rmdir)(path);
-}
-
-EXPORT int remove(const char* path) {
-    const int error = fault(UNLINK, below(path));
-    return error ? fail(error) : NEXT(remove)(path);
-}
-
+FAULTY(int, rename, (const char* from, const char* to), (from, to), RENAME, below(from))
+FAULTY(int, renameat, (int from_fd, const char* from, int to_fd, const char* to), (from_fd, from, to_fd, to),
+       RENAME, below_at(from_fd, from))
+FAULTY(int, mkdirat, (int folder_fd, const char* path, unsigned mode), (folder_fd, path, mode), MKDIR,
+       below_at(folder_fd, path))
+FAULTY(int, mkdir, (const char* path, unsigned mode), (path, mode), MKDIR, below(path))
+FAULTY(int, unlink, (const char* path), (path), UNLINK, below(path))
+FAULTY(int, unlinkat, (int folder_fd, const char* path, int flags), (folder_fd, path, flags), UNLINK,
+       below_at(folder_fd, path))
+FAULTY(int, rmdir, (const char* path), (path), UNLINK, below(path))
+FAULTY(int, remove, (const char* path), (path), UNLINK, below(path))
 void* mmap(void*, size_t, int, int, int, off_t);
 EXPORT void* mmap(void* address, size_t bytes, int protection, int flags, int fd, off_t offset) {
     const int error = fault(MMAP, is_ours(fd));
@@ -239,34 +195,16 @@ EXPORT void* mmap(void* address, size_t bytes, int protection, int flags, int fd
 }
 
 int stat(const char*, void*);
-EXPORT int stat(const char* path, void* status) {
-    const int error = fault(STAT, below(path));
-    return error ? fail(error) : NEXT(stat)(path, status);
-}
-
+FAULTY(int, stat, (const char* path, void* status), (path, status), STAT, below(path))
 int lstat(const char*, void*);
-EXPORT int lstat(const char* path, void* status) {
-    const int error = fault(STAT, below(path));
-    return error ? fail(error) : NEXT(lstat)(path, status);
-}
-
+FAULTY(int, lstat, (const char* path, void* status), (path, status), STAT, below(path))
 int fstat(int, void*);
-EXPORT int fstat(int fd, void* status) {
-    const int error = fault(STAT, is_ours(fd));
-    return error ? fail(error) : NEXT(fstat)(fd, status);
-}
-
+FAULTY(int, fstat, (int fd, void* status), (fd, status), STAT, is_ours(fd))
 int fstatat(int, const char*, void*, int);
-EXPORT int fstatat(int folder_fd, const char* path, void* status, int flags) {
-    const int error = fault(STAT, below_at(folder_fd, path));
-    return error ? fail(error) : NEXT(fstatat)(folder_fd, path, status, flags);
-}
-
+FAULTY(int, fstatat, (int folder_fd, const char* path, void* status, int flags),
+       (folder_fd, path, status, flags), STAT, below_at(folder_fd, path))
 int flock(int, int);
-EXPORT int flock(int fd, int operation) {
-    const int error = fault(LOCK, is_ours(fd));
-    return error ? fail(error) : NEXT(flock)(fd, operation);
-}
+FAULTY(int, flock, (int fd, int operation), (fd, operation), LOCK, is_ours(fd))
 
 int fcntl(int, int, ...);
 EXPORT int fcntl(int fd, int command, ...) {

@@ -48,6 +48,17 @@ def expect_resumed(run: Run, step: int) -> None:
         expect(lines[0].endswith(f"step_{step:06d}"), "expected to resume step", step, "found", lines)
 
 
+def was_killed(run: Run, code: int, saves: str, before: int, totals: Totals) -> bool:
+    """Whether a kill ended the run, which is checked."""
+    expect_resumed(run, before)
+    if code == 0:
+        return False
+    expect(code in (-9, 137), "blocked restart: exit code", code, run.errors()[-3:])
+    totals.count("inside a save", is_inside_a_save(run))
+    expect_nothing_lost(run, before, saves)
+    return True
+
+
 def prepare(folder: Path) -> Case:
     reference = Reference(folder)
     library = FaultsLibrary(folder)
@@ -68,13 +79,7 @@ def prepare(folder: Path) -> Case:
             if kind != "call":
                 process.kill()
             code = run.wait(process)
-            expect_resumed(run, before)
-            if code == 0:
-                return False
-            expect(code == -9, "blocked restart: exit code", code, run.errors()[-3:])
-            totals.count("inside a save", is_inside_a_save(run))
-            expect_nothing_lost(run, before, saves)
-            return True
+            return was_killed(run, code, saves, before, totals)
 
         kill_histories(reference, own, rng, totals, KILLS, kill)
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from common import PROGRAM, Case, Reference, Run, Totals, expect, kill_histories, main, poll
-from kill import expect_nothing_lost, expect_resumed, is_inside_a_save, wait_for_a_save
+from kill import wait_for_a_save, was_killed
 
 KILLS = 5  # per case
 TIMEOUT = 5  # of a rank that waits for another one
@@ -66,14 +66,8 @@ def prepare(folder: Path) -> Case:
                 if not any(map(runs, ranks)):
                     break
             expect(not any(map(runs, ranks)), "ranks that still run:", [pid for pid in ranks if runs(pid)])
-            expect_resumed(run, before)
-            if code == 0:
-                return False
-            expect(code in (-9, 137), "exit code", code, run.errors()[-3:])
-            totals.count(f"of {killed}")
-            totals.count("inside a save", is_inside_a_save(run))
-            expect_nothing_lost(run, before, saves)
-            return True
+            totals.count(f"of {killed}", code != 0)
+            return was_killed(run, code, saves, before, totals)
 
         kill_histories(reference, own, rng, totals, KILLS, kill)
 

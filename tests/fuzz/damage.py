@@ -46,33 +46,10 @@ from llamac.training import finetune
 SECONDS = 20  # of a reader, on a busy machine
 MESSAGES = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]
 VALUES = [None, True, -1, 0, 1.5, 2**31, 2**32 - 1, 2**64, 1e308, 10**400, [], {}, [[]], [None], {"": {}}]
-VALUES += [
-    "",
-    "x",
-    "\ud800",
-    "a\0b",
-    "\x1b[2J\u009b",
-    "x" * 6000,
-    "2",
-    "../x",
-    "/x",
-    {"content": 5},
-    {"content": "x"},
-]
-BYTES = [
-    b"\xff",
-    b"\0",
-    b"\xef\xbb\xbf",
-    b"\r",
-    b"\n",
-    b'"',
-    b"{",
-    b"[" * 50,
-    b"\x1b",
-    b"9" * 400,
-    b"-1",
-    b"{%",
-]
+VALUES += ["", "x", "\ud800", "a\0b", "\x1b[2J\u009b", "x" * 6000, "2", "../x", "/x"]
+VALUES += [{"content": 5}, {"content": "x"}]
+BYTES = [b"\xff", b"\0", b"\xef\xbb\xbf", b"\r", b"\n", b'"', b"{", b"[" * 50, b"\x1b", b"9" * 400]
+BYTES += [b"-1", b"{%"]
 
 Files = dict[str, bytes]
 Reader = tuple[Files, Callable[[Path], Any]]

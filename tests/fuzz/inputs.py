@@ -289,57 +289,22 @@ def inputs() -> list[tuple[str, str, bytes]]:
 def words() -> dict[str, set[str]]:
     """What libFuzzer puts into the inputs of each reader."""
     found: dict[str, set[str]] = {reader: set() for reader in SEEDS}
-    json_words = {
-        '"',
-        ":",
-        ",",
-        "{",
-        "}",
-        "[",
-        "]",
-        "null",
-        "true",
-        "1e308",
-        "-1",
-        '"\\u0000"',
-        "18446744073709551615",
-    }
+    json_words = {'"', ":", ",", "{", "}", "[", "]", "null", "true", "1e308", "-1"}
+    json_words |= {'"\\u0000"', "18446744073709551615"}
     for reader in ("safetensors", "index", "config", "manifest", "log", "gemms"):
         values = [
             json.loads(text) for text in SEEDS[reader].values() if text[:1] == b"{" and b"\n" not in text
         ]
         keys = {f'"{key}"' for value in values if isinstance(value, dict) for key in value}
         found[reader] = json_words | keys
-    found["safetensors"] |= {
-        '"dtype"',
-        '"shape"',
-        '"data_offsets"',
-        '"F32"',
-        '"BF16"',
-        '"I32"',
-        '"__metadata__"',
-    }
+    found["safetensors"] |= {f'"{word}"' for word in ("dtype", "shape", "data_offsets", "__metadata__")}
+    found["safetensors"] |= {'"F32"', '"BF16"', '"I32"'}
     found["config"] |= {'"rope_scaling"', '"llama3"', '"factor"', '"low_freq_factor"', '"high_freq_factor"'}
     found["manifest"] |= {f'"{key}"' for key in _NEW} | {'"role"', '"weights"', ",\n"}
-    found["toml"] = {row["name"] for row in _FLAGS} | {
-        "[[",
-        "]]",
-        '"""',
-        "'''",
-        "0x",
-        "inf",
-        "1979-05-27",
-        "\\u0000",
-    }
-    found["flags"] = {f"--{row['name']}" for row in _FLAGS} | {
-        "\n",
-        "=",
-        "auto",
-        "none",
-        "block:",
-        "-1",
-        "1e9",
-    }
+    found["toml"] = {row["name"] for row in _FLAGS}
+    found["toml"] |= {"[[", "]]", '"""', "'''", "0x", "inf", "1979-05-27", "\\u0000"}
+    found["flags"] = {f"--{row['name']}" for row in _FLAGS}
+    found["flags"] |= {"\n", "=", "auto", "none", "block:", "-1", "1e9"}
     for reader in ("tokens", "vocabulary", "questions"):
         found[reader] = {"\x00\x01", "\xff\xff\xff\xff"}
     found["tokenizer"] = {"+", "= 256\n", "== 257\n", "\r\n"}

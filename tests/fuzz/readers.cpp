@@ -171,13 +171,18 @@ void read_tokenizer(std::string_view bytes) {
     CHECK(tokenizer.decode({-1, 0, tokenizer.begin_of_text, 1 << 30}).size() > 2);
 }
 
-// With the checksum of what stands behind the header: no other text gets past that.
-void read_vocabulary(std::string_view bytes) {
+// With the checksum of the bytes behind the header: no other text gets past that.
+std::string summed(std::string_view bytes) {
     std::string text(bytes);
     if (text.size() >= 64) {
         const uint64_t checksum = XXH3_64bits(text.data() + 64, text.size() - 64);
         std::memcpy(text.data() + 32, &checksum, sizeof checksum);
     }
+    return text;
+}
+
+void read_vocabulary(std::string_view bytes) {
+    const std::string text = summed(bytes);
     const Vocabulary found = parse_vocabulary(text, "tokenizer.vocab");
     size_t size = 0;
     for (const std::string& token : found.tokens) size += token.size();
@@ -186,14 +191,8 @@ void read_vocabulary(std::string_view bytes) {
     CHECK(tokenizer.decode({-1, 1 << 30}) == "\xff\xff" && tokenizer.hash == found.hash);
 }
 
-// With the checksum of what stands behind the header, as above.
 void read_questions(std::string_view bytes) {
-    std::string text(bytes);
-    if (text.size() >= 64) {
-        const uint64_t checksum = XXH3_64bits(text.data() + 64, text.size() - 64);
-        std::memcpy(text.data() + 32, &checksum, sizeof checksum);
-    }
-    const Questions found = parse_questions(text, "piqa.questions");
+    const Questions found = parse_questions(summed(bytes), "piqa.questions");
     size_t choices = 0, ids = 0;
     for (const Question& each : found.questions) choices += static_cast<size_t>(each.count);
     for (const Choice& each : found.choices) ids += static_cast<size_t>(each.context + each.continuation);

@@ -1,11 +1,10 @@
-// What the variants of attention share: which keys a query sees; and the launchers of those that stand in files of
-// their own, as attention.hip lists them.
+// Shared by the variants of attention: the keys that a query sees, and the launchers of variants in files of their own.
 #pragma once
 #include "core/operation.h"
 
 namespace llamac {
 
-// The keys that a query sees: [begin, end), never empty. Queries stand at the last positions of the keys.
+// The keys that a query sees: [begin, end), never empty. Queries have the last positions of the keys.
 struct AttentionMask {
     const int32_t* first;  // [B,T], or null
     int64_t queries, keys, window;
@@ -26,7 +25,7 @@ struct AttentionMask {
     }
     __host__ __device__ int64_t end(int64_t t) const { return causal ? position(t) + 1 : keys; }
 };
-// Whether that is all keys up to the query's own, of as many keys as queries.
+// Whether each query sees all keys up to its own, of as many keys as queries.
 bool is_plain_causal(const Call& call);
 
 // cpu.hip

@@ -82,7 +82,7 @@ void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, V
     const int64_t B = q.shape[0], NH = q.shape[2], HD = q.shape[3], S = k.shape[1], NKV = k.shape[2],
                   group = NH / NKV;
     const AttentionMask visible(q, k, first, causal, window);
-    // Of one key/value head: the sums over its query heads, and of one query head.
+    // The sums of one key/value head over its query heads, and those of one query head.
     std::vector<A> keys(S * HD), values(S * HD), keys_part(S * HD), values_part(S * HD), row(HD);
     const auto backward_query = [&](int64_t b, int64_t h, int64_t t) {
         const int64_t g = h / group;
@@ -122,7 +122,7 @@ void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, V
         }
 }
 
-// The tests stand beside the kernels.
+// The functions are beside the kernels.
 constexpr Constraints one_query_constraints{"T = 1", one_query_supports};
 constexpr Constraints flash_constraints{
     "HD a multiple of 8 up to 128, T and S at most 2^30, scale above 0, heads that begin at multiples of 16 "
@@ -144,8 +144,8 @@ constexpr const char* hopper = "NVIDIA sm_90";
 double sum_to(double n) {
     return n > 0 ? 0.5 * n * (n + 1) : 0;
 }
-// The pairs of a query and a key that it sees: T(T+1)/2 of plain causal attention. What `first` hides counts too: it is
-// in the device's memory, for which nobody waits. With it the count is an upper bound.
+// The pairs of a query and a key that it sees: T(T+1)/2 of plain causal attention. An upper bound with `first`, whose
+// values are in the device's memory.
 double forward_flops(const Call& call) {
     const double T = static_cast<double>(call["T"]), S = static_cast<double>(call["S"]),
                  window = call.number("window");
@@ -160,8 +160,7 @@ double backward_flops(const Call& call) {
 
 #define LLAMAC_ATTENTION_SCALARS \
     "scale: float {0.125, 0.3, 4}, causal: bool = 1, window: int >=0 = 0 {0, 5, 0, 1, 64, 0, 37}"
-// What tiles want to see: one row, whole tiles, one row less and more, several tiles, long rows; fewer queries than keys,
-// and more.
+// Cases for tiles: one row, whole tiles, one row less and more, several tiles, long rows; fewer queries than keys, and more.
 #define LLAMAC_ATTENTION_TESTS                                                                          \
     " empty(B, T, S) multiple(NH, NKV) at_most(T, S, causal)"                                           \
     " test(B=1, T=1, S=1, NH=8, NKV=1, HD=128) test(B=2, T=64, S=64, NH=4, NKV=1, HD=64)"               \

@@ -107,7 +107,7 @@ struct QueryTile {
 
     QueryTile(const AttentionMask& visible, int64_t b, int64_t first_)
         : first(first_), count(std::min(visible.queries - first, tile_queries)) {
-        for (int64_t i = 0; i < tile_queries; i++) {  // rows behind the last query see what it sees
+        for (int64_t i = 0; i < tile_queries; i++) {  // rows behind the last query see its keys
             const int64_t t = first + std::min(i, count - 1);
             begin[i] = visible.begin(b, t);
             end[i] = visible.end(t);

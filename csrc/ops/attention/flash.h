@@ -1,4 +1,4 @@
-// What the tiled kernels of attention share: their order of blocks and a warp's two kinds of product.
+// Shared by the tiled kernels of attention: their order of blocks and a warp's two kinds of product.
 #pragma once
 #include "core/device.h"
 #include "ops/attention/attention.h"
@@ -36,7 +36,7 @@ __device__ inline int larger(int a, int b) {
     return a > b ? a : b;
 }
 
-// What the queries of one sequence see, in the kernels that have masks: rows behind the last query see what it sees.
+// The keys that the queries of one sequence see, in kernels with masks; rows behind the last query see its keys.
 struct SequenceMask {
     const int32_t*
         first;         // [B,T], or null: as the kernel gets it, or the compiler cannot tell memory from LDS
@@ -60,8 +60,7 @@ struct SequenceMask {
         return larger(from, 0);
     }
     __device__ int end(int t) const { return causal ? keys - queries + existing(t) + 1 : keys; }
-    // Of a key: the first query that sees it if none is hidden, and the first that does not see it any more. begin() rises
-    // from query to query.
+    // The first query that sees a key if none is hidden, and the first behind the last one. begin() rises from query to query.
     __device__ int first_query(int key) const { return causal ? larger(0, key - (keys - queries)) : 0; }
     __device__ int queries_until(int key) const {
         int low = 0, high = queries;
@@ -88,7 +87,7 @@ struct WarpMask {
     __device__ bool all(int key, int keys) const { return key >= all_from && key + keys <= all_to; }
 };
 
-// Whether a call has a mask beside the diagonal, or heads narrower than the tiles: what the kernels without masks do not take.
+// Whether the kernels without masks refuse a call: it has a mask beside the diagonal, or heads narrower than the tiles.
 template <int HD>
 bool needs_mask(const AttentionMask& v, const View<const bf16, 4>& q) {
     return v.first || !v.causal || v.queries != v.keys || (v.window > 0 && v.window < v.keys) ||
@@ -205,7 +204,7 @@ __device__ inline void hide_unseen(float& x, int begin, int end, int at) {
     if (static_cast<unsigned>(at - begin) >= static_cast<unsigned>(end - begin)) x = -INFINITY;
     x = __uint_as_float(optimization_barrier(__float_as_uint(x)));
 }
-// The same by what queries see, of scores whose rows are queries; query and key: those of row and column 0.
+// The same for scores whose rows are queries, by the keys that they see; query and key: those of row and column 0.
 template <class T, int row_tiles, int count>
 __device__ void mask_unseen(typename T::Accumulator (&c)[row_tiles][count], const SequenceMask& sight,
                             int query, int key) {

@@ -1,5 +1,5 @@
-// Attention backward on matrix cores (Dao 2023, FlashAttention-2), variants `flash` and `flash_atomic` of attention.hip. The scores
-// are made anew from q, k and lse:
+// Attention backward on matrix cores (Dao 2023, FlashAttention-2), variants `flash` and `flash_atomic` of attention.hip. The
+// scores are recomputed from q, k and lse:
 //
 //   keys      a block owns rows of k and v and walks over the queries that see them, through all query heads
 //             that share them: s' = k q', dp' = v dout', dv += p' dout, dk += ds' q
@@ -8,15 +8,15 @@
 //
 // with c = scale * log2 e, p = 2^(c s - lse * log2 e), ds = p (dp - delta).
 //
-// With masks the walks leave out what no query of the block sees (no key of it is seen by), as in flash_forward.hip; the
-// keys' kernel finds the last query that sees one of its keys by bisection.
+// With masks the walks leave out keys that no query of the block sees, and queries that see no key of it, as in
+// flash_forward.hip; the keys' kernel finds the last query that sees one of its keys by bisection.
 //
 // flash:        both, one after the other. Seven products instead of the five of one pass, but every sum is one warp's
 //     own, in the same order in every run, and p and ds go straight from accumulators to operands in both. The
 //     workspace is delta, f32[B,NH,T].
-// flash_atomic: the keys' kernel alone: its blocks hand ds' around in LDS and add the step's ds k to dq in memory, in
-//     fp32, in whatever order they come: not deterministic. The workspace is dq's sums, after which a kernel
-//     rounds them, and delta. It knows no masks: MI300X has no scalar registers left for them.
+// flash_atomic: the keys' kernel alone: its blocks hand ds' around in LDS and add the step's ds k to dq in memory, in fp32, in
+//     any order: not deterministic. The workspace is dq's sums, which a kernel rounds afterwards, and delta. It takes no masks:
+//     MI300X has no scalar registers left for them.
 #include "ops/attention/attention.h"
 #include "ops/attention/flash.h"
 
@@ -74,9 +74,8 @@ constexpr int queries_step = small<M>                  ? 16
 template <int HD, class M = Machine>
 struct Queries : Walk<HD, small<M> ? 64 : 128, queries_step<HD, M>, small<M> ? 16 : 32, M> {};
 
-// flash_atomic: k stays in LDS; ds' of a step lies there as rows of keys. Of a step's dq a warp makes 32 rows of
-// some columns. MI300X and WMMA have LDS for fewer rows; WMMA for one stage, and no registers for rows that are
-// on their way.
+// flash_atomic: k stays in LDS, and so does ds' of a step, as rows of keys. A warp computes 32 rows of some columns of a
+// step's dq. MI300X and WMMA have LDS for fewer rows; WMMA for one stage, and no registers for rows on their way.
 template <int HD, class M>
 constexpr int pass_step = mma_sync<M> || (small<M> && HD == 64) ? 64 : 32;
 template <int HD, class M>
@@ -162,8 +161,8 @@ struct Statistics<C, true> : Statistics<C, false> {
     int begin[C::step], end[C::step];
 };
 
-// Of the part of a step that begins with its query `part`, which is `query` of all, for the warp's keys from `key` on:
-// dv += p' dout, and ds'.
+// For the part of a step from its query `part` on, `query` among all, and the warp's keys from `key` on: dv += p' dout,
+// and ds'.
 template <class C, bool masked, int HD>
 __device__ Packed<T, C::row_tiles, C::part_tiles> add_values(
     T::Accumulator (&sum_v)[C::row_tiles][C::head_tiles], const WarpRows<T, HD, C::row_tiles>& rows_k,
@@ -312,11 +311,11 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
         next_delta = exists ? delta[at] : 0;
         if constexpr (masked) next_begin = sight.begin(t0 + mine), next_end = sight.end(t0 + mine);
     };
-    Step now{masked && start >= end ? group : 0, start};  // keys that nobody sees
+    Step now{masked && start >= end ? group : 0, start};  // no query sees the keys
     if (C::stages == 2 && (!masked || now.head < group)) begin_step(now, 0);
     for (int n = 0; now.head < group; n++) {
         if (C::stages == 1) {
-            __syncthreads();  // nobody uses the last step's tiles any more
+            __syncthreads();  // the last step's tiles are read
             begin_step(now, n);
         }
         copy_q.end();
@@ -328,7 +327,7 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
             if constexpr (masked)
                 of_step.begin[threadIdx.x] = next_begin, of_step.end[threadIdx.x] = next_end;
         }
-        __syncthreads();  // the step's tiles are there, nobody uses the others
+        __syncthreads();  // the step's tiles are there, the others are read
         const int t0 = now.t0, of_group = now.head;
         now = after(now);
         if (C::stages == 2 && now.head < group) begin_step(now, n + 1);
@@ -336,7 +335,7 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
         const SharedTile<HD> shared_q{steps + n % C::stages * 2 * C::step_bytes};
 #pragma unroll
         for (int part = 0; part < C::step; part += C::part) {
-            // All before the warp's keys, or all behind what they are seen by.
+            // All before the warp's keys, or all behind the queries that see them.
             if constexpr (masked) {
                 if ((of_step.end[part + C::part - 1] <= row) | (of_step.begin[part] >= row + C::warp_rows))
                     continue;
@@ -437,7 +436,7 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     for (int s0 = begin; s0 < end; s0 += C::step) {
         copy_k.end();
         copy_v.end();
-        __syncthreads();  // the step's tiles are there, nobody uses the others
+        __syncthreads();  // the step's tiles are there, the others are read
         if (s0 + C::step < end) begin_step(s0 + C::step);
         if (masked ? !own.any(s0, C::step) : s0 >= row + C::warp_rows)
             continue;  // the warp's queries see nothing

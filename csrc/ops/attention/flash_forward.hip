@@ -5,13 +5,12 @@
 //   m = max(m, row max of s);  p = 2^(c s - c m), c = scale * log2 e;  o *= 2^(c m_old - c m)
 //   o += p v                          p straight from the accumulators
 //
-// and at the end out = o / sum of p. Scores never leave the registers, so memory is linear in T. Keys and values
-// are on their way to LDS while others are computed with: in two stages each, or, in one, the values during
-// the scores, the next keys during p v.
+// and at the end out = o / sum of p. Scores never leave the registers, so memory is linear in T. Keys and values are copied to
+// LDS while others are computed with: in two stages each, or, in one, the values during the scores, the next keys during p v.
 //
-// With masks (documents, windows, other keys than queries) the walk begins with the first key that one of the block's
-// queries sees, a warp leaves out the steps of which its queries see nothing, and only steps at an edge hide scores: a
-// kernel of its own, for heads that are narrower than its tiles too, which are filled with zeros.
+// With masks (documents, windows, other keys than queries) the walk begins with the first key that one of the block's queries
+// sees, a warp leaves out the steps of which its queries see nothing, and only steps at an edge hide scores. A kernel of its own
+// does this, also for heads that are narrower than its tiles, which are filled with zeros.
 #include "ops/attention/attention.h"
 #include "ops/attention/flash.h"
 
@@ -155,7 +154,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         const bool any = masked ? own.any(s0, C::keys) : before + C::warp_rows > 0;
         copy_k.end();
         if (C::stages == 2) copy_v.end();
-        __syncthreads();  // and nobody uses the last step's v any more
+        __syncthreads();  // and the last step's v is read
         if (C::stages == 2 && next < end) {
             begin_k(2 * C::k_bytes - stage, seen - next);
             begin_v(2 * C::k_bytes - stage, seen - next);
@@ -177,7 +176,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         const Packed<T, C::row_tiles, C::key_tiles> p(s);
         if (C::stages == 1) {
             copy_v.end();
-            __syncthreads();  // and nobody uses k any more
+            __syncthreads();  // and k is read
             if (next < end) begin_k(0, seen - next);
         }
         set_priority<1>();

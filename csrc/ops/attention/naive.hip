@@ -1,8 +1,8 @@
-// Attention as its formulas stand, each step a kernel: variant `naive` of attention.hip. Keys and values are
-// repeated for their query heads first (repeat_kv); the scores exist as a whole, so memory grows with T S.
+// Attention by its formulas, a kernel per step: variant `naive` of attention.hip. Keys and values are repeated for their query
+// heads first (repeat_kv); the scores exist as a whole, so memory grows with T S.
 //
-// The workspace of forward: k and v repeated T[B,S,NH,HD], scores f32[B,NH,T,S]; of backward the same, with p
-// in the scores' place, and beside it ds f32[B,NH,T,S].
+// The workspace of forward: k and v repeated T[B,S,NH,HD], scores f32[B,NH,T,S]; of backward the same, with p in the scores'
+// place, and ds f32[B,NH,T,S].
 #include <algorithm>
 #include <cmath>
 

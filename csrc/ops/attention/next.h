@@ -1,5 +1,5 @@
-// What the variants of attention_next share: which positions the next token of a sequence sees, and the operands of the
-// kernels; and the launcher of the one that stands in a file of its own, as next.hip lists it.
+// Shared by the variants of attention_next: the positions that the next token of a sequence sees, the operands of the kernels,
+// and the launcher of next_vectorized.hip.
 #pragma once
 #include "core/device.h"
 #include "core/operation.h"
@@ -21,7 +21,7 @@ RowHeads<T> row_heads(const View<T, 3>& x) {
 
 namespace next {
 
-// What the next token of a sequence sees: positions [from, end] of the cache; `rotary` is its own.
+// The next token of a sequence sees positions [from, end] of the cache; `rotary` is its own.
 struct Place {
     int64_t from, end, rotary;
 

@@ -1,20 +1,20 @@
-// Attention of the next token of each of B sequences whose keys and values a cache holds; its own go there first. All
-// sequences end at the same position of the cache, end[0], where the new keys and values stand; sequence b begins at
-// begin[b], and its rotary positions begin at 0 there. With p = end[0] - begin[b], and rope() as rope_forward computes
-// it, half split; keys are rounded to the storage type, queries are not:
+// Attention of the next token of each of B sequences to a cache of keys and values; its own key and value are added first. All
+// sequences end at the same position of the cache, end[0], which takes the new keys and values; sequence b begins at begin[b],
+// its rotary position 0. With p = end[0] - begin[b], and rope() as rope_forward computes it, half split; keys are rounded to
+// the storage type, queries are not:
 //
 //   keys[b,end,h,:]   = rope(k[b,h,:], cis[p])
 //   values[b,end,h,:] = v[b,h,:]
 //   out[b,h,:]        = sum_s p[s] * values[b,s,g,:],  p = softmax over s of scale * rope(q[b,h,:], cis[p]) keys[b,s,g,:]
 //
-// with g = h / (NH/NKV), over the positions s from begin[b] to end[0], the last `window` of them where window is not 0. All of
-// keys and values but position end stays as it is. begin and end are in the device's memory, so that one captured graph
-// serves every token. A begin behind end counts as end: nobody checks a device's values.
+// with g = h / (NH/NKV), over the positions s from begin[b] to end[0], the last `window` of them if window is not 0. All other
+// positions of keys and values keep their values. begin and end are in the device's memory, so that one captured graph serves
+// every token; the host does not check them. A begin behind end counts as end.
 //
 // reference:  plain loops.
 // cpu:        heads over threads, keys and values where they lie (one_query.h).
 // naive:      a kernel that turns and stores, then one thread per element of out.
-// vectorized: keys shared out over blocks and groups of lanes (next_vectorized.hip).
+// vectorized: keys over blocks and groups of lanes (next_vectorized.hip).
 //
 // Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
@@ -181,7 +181,7 @@ void attention_next_naive(View<T, 3> out, View<T, 4> keys, View<T, 4> values, Vi
            attention_next_naive_kernel<T>, queries, o, B, NH, NKV, HD, S, scale, window);
 }
 
-// The test stands beside the kernels.
+// The function is beside the kernels.
 constexpr Constraints vectorized_constraints{
     "heads of 2, 4, 8, ... vectors of 16 bytes, up to as many as a warp has lanes, that begin at "
     "multiples of 16 bytes, M at most 2^30",
@@ -191,7 +191,7 @@ constexpr Constraints vectorized_constraints{
 double next_flops(const Call& c) {
     return 4.0 * static_cast<double>(c["B"] * c["NH"]) * static_cast<double>(c["M"] * c["HD"]);
 }
-// Of the cache, the new position is only written, all others are only read; of cis, a row is read.
+// The new position of the cache is only written, all others are only read; one row of cis is read.
 double next_bytes(const Call& c) {
     const int64_t heads = 2 * ((c["M"] + 1) * c["NKV"] + c["NH"]);
     const double head = static_cast<double>(c["HD"] * size_of(c.operand("q").dtype));

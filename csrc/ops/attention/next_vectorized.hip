@@ -1,7 +1,7 @@
-// Attention of the next token: variant `vectorized` of next.hip. The keys of a sequence are shared out over blocks, and
-// a block's over groups of lanes that hold a key by 16 bytes each: two keys and values per group are in flight. The query
-// heads that share a key/value head are served by one reading. Groups, warps and blocks have running softmaxes of their
-// own (Dao et al., Flash-Decoding, 2023), added in a fixed order; a second kernel adds the blocks'.
+// Attention of the next token: variant `vectorized` of next.hip. Blocks share the keys of a sequence; within a block, groups of
+// lanes hold a key each, 16 bytes per lane: two keys and values per group are in flight. One reading serves the query heads that
+// share a key/value head. Groups, warps and blocks have running softmaxes of their own (Dao et al., Flash-Decoding, 2023), added
+// in a fixed order; a second kernel adds the blocks'.
 #include <algorithm>
 #include <cmath>
 
@@ -58,7 +58,7 @@ template <int size>
 struct Running {
     float largest = -INFINITY, sum = 0, total[size] = {};
 
-    // weights of what is there and of what comes, relative to the larger of the two largest scores
+    // weights of the old and the new part, relative to the larger of the two largest scores
     __device__ void grow(float to, float& before, float& shift) {
         const float now = fmaxf(largest, to);
         shift = now == -INFINITY ? 0 : now;

@@ -1,5 +1,5 @@
-// What the kernels for Hopper share: tiles of rows in LDS, the pipeline between the producer, a thread that copies,
-// and the consumer warpgroups, a warpgroup's two kinds of product.
+// Shared by the kernels for Hopper: tiles of rows in LDS, the pipeline between the producer (a thread that copies) and the
+// consumer warpgroups, a warpgroup's two kinds of product.
 #pragma once
 #include "ops/attention/flash.h"
 #include "platform/warpgroup.h"
@@ -38,8 +38,7 @@ __device__ S& aligned_shared_memory() {
 template <class S>
 constexpr size_t aligned_shared_bytes = sizeof(S) + panels_alignment;
 
-// A producer warpgroup and the consumers: how many registers a thread of each has. Together they have all that
-// there are.
+// Registers per thread of the producer warpgroup and of the consumers; together all registers.
 template <int consumers>
 struct Warpgroups {
     static_assert(consumers == 2 || consumers == 3);
@@ -54,8 +53,8 @@ struct Stage {
     int index, phase;
     __device__ explicit Stage(int n) : index(n % stages), phase(n / stages % 2) {}
 };
-// `full` ends a phase when the tiles have come, `free` when all who compute have read them: their warps say so,
-// after products, or, with `arrivals` as many, their threads, after loads of their own.
+// `full` ends a phase when the tiles have arrived, `free` when all consumers have read them: `arrivals` is the number of
+// their warps, which arrive after products, or of their threads, which arrive after loads of their own.
 template <int stages, int consumers>
 struct Pipeline {
     static constexpr int threads = consumers * warpgroup_size, warps = threads / warp_size;

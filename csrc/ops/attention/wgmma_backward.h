@@ -1,4 +1,4 @@
-// What the two files of Hopper's backward pass share.
+// Shared by the two files of Hopper's backward pass.
 #pragma once
 #include "ops/attention/attention.h"
 #include "ops/attention/wgmma.h"
@@ -12,7 +12,7 @@ struct Statistics {
     int64_t padded;
 };
 
-// wgmma_backward_turns.hip: calls without masks, heads of 64 or 128. Of the workspace, the bytes behind the statistics.
+// wgmma_backward_turns.hip: calls without masks, heads of 64 or 128. workspace: behind the statistics.
 void attention_backward_wgmma_turns(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv,
                                     View<const bf16, 4> dout, View<const bf16, 4> q, View<const bf16, 4> k,
                                     View<const bf16, 4> v, const Statistics& statistics, float scale,

@@ -1,14 +1,12 @@
-// Attention backward for Hopper, variant `wgmma` of attention.hip. Without masks it is the kernel of wgmma_backward_turns.hip.
-// With masks, here, it is the two kernels of flash_backward.hip, one that owns keys and one that owns queries, in the
-// shape of wgmma_forward.hip: seven products, where a sum belongs to one warpgroup. A warpgroup's products run one after
-// another on the tensor cores while it computes p and ds of what has come out of them; the last one of a step runs
-// beside the first ones of the next.
+// Attention backward for Hopper, variant `wgmma` of attention.hip. Calls without masks run wgmma_backward_turns.hip. Calls with
+// masks run the two kernels of flash_backward.hip here, one that owns keys and one that owns queries, in the shape of
+// wgmma_forward.hip: seven products, and each sum belongs to one warpgroup. A warpgroup's products run one after another on the
+// tensor cores while it computes p and ds of finished ones; the last product of a step runs beside the first ones of the next.
 //
 // A block of keys walks over the queries that see one of them, and a block of queries over the keys that one of them sees.
-// A key is seen by neighbouring queries, as where a query's keys begin and end never falls.
+// Neighbouring queries see a key, as the first and the last key of a query never fall.
 //
-// The workspace: lse * log2 e and delta, f32[2,B,NH,T to whole blocks], infinity and 0 for queries that do not
-// exist.
+// The workspace: lse * log2 e and delta, f32[2,B,NH,T to whole blocks], infinity and 0 for queries that do not exist.
 #include "ops/attention/wgmma_backward.h"
 
 #if defined(LLAMAC_WARPGROUPS)

@@ -1,20 +1,19 @@
-// Attention backward for Hopper without masks: one kernel of five products, deterministic. A block owns 128 keys of a
-// key/value head and walks over the queries that see them, 64 a step. Four warpgroups:
+// Attention backward for Hopper without masks: one kernel of five products, deterministic. A block owns 128 keys of a key/value
+// head and walks over the queries that see them, 64 a step. Four warpgroups:
 //
-//   helpers     one thread copies q and dout (TMA); one waits for the block's turns, one gives them on
+//   helpers     one thread copies q and dout (TMA); one waits for the block's turns, one passes them on
 //   two owners  64 keys each: s' = k q', dp' = v dout', dv += p' dout, dk += ds' q; ds' goes to LDS
 //   the adder   dq of the step, += ds k over all keys of the block, added to the sums in memory
 //
-// Turns: the blocks of a head add to a step's sums of dq in the order of their keys, so that the bits are the same in
-// every run. Nobody waits for long: blocks begin in that order, all with the last queries, the heads of a group in the
-// inner loop, so that a block reaches a step after the block before it, whenever both began. A block takes its place
-// from a counter when it begins: what it waits for has begun before it.
+// Turns: the blocks of a head add to a step's sums of dq in the order of their keys, so that the bits are the same in every run.
+// Waits are short: blocks begin in that order, all with the last queries, the heads of a group in the inner loop, so that a
+// block reaches a step after the block before it. A block takes its place from a counter when it begins: the blocks that it
+// waits for have begun before it.
 //
 // Cycles of a multiprocessor per step, HD 128: products 5 * 512, exponentials 512; LDS 2700 (products 2300, of which s and
-// dp take all 128 bytes of a cycle, copies 256). Registers decide the order of an owner's products. ptxas runs products
-// one after another unless a thread's sums and operands of them leave 24 registers and a few. With HD 128 the sums of s
-// and dp share 32, p stays in bf16, and ds is read from LDS; with HD 64 all have their own. What was tried:
-// docs/log/attention.md.
+// dp take all 128 bytes of a cycle, copies 256). Registers decide the order of an owner's products: ptxas runs products one
+// after another unless a thread's sums and operands of them leave 24 registers and a few. With HD 128 the sums of s and dp share
+// 32, p stays in bf16, and ds is read from LDS; with HD 64 all have their own. Experiments: docs/log/attention.md.
 #include "ops/attention/wgmma_backward.h"
 
 #if defined(LLAMAC_WARPGROUPS)
@@ -22,7 +21,7 @@ namespace llamac {
 namespace {
 
 constexpr int owners = 2, rows = 64 * owners, step = 64;
-// Of a thread of each warpgroup; together what four warpgroups begin with.
+// Registers of a thread of each warpgroup; together those that four warpgroups begin with.
 constexpr int helper_registers = 24, owner_registers = 208, adder_registers = 72;
 static_assert(helper_registers + owners * owner_registers + adder_registers == 4 * 128);
 constexpr int helpers = 0, first_owner = 1, adder = first_owner + owners, warpgroups = adder + 1;
@@ -34,7 +33,7 @@ struct Shared {
     Panels<HD, step> q[stages], dout[stages];
     Panels<step, rows> ds[ds_stages];
     alignas(16) float lse[stages][step], delta[stages][step];
-    // Of q and dout, whose stages are free when a later step's ds is full; of ds; of the adder's turn.
+    // Barriers of q and dout, whose stages are free when a later step's ds is full; of ds; of the adder's turn.
     SharedBarrier own_full, full[stages], ds_full[ds_stages], ds_free[ds_stages];
     SharedBarrier turn_come[ds_stages], added[ds_stages], turn_over[ds_stages];
     int block, head, batch;  // the block's keys
@@ -83,8 +82,8 @@ __device__ void copy(Shared<HD>& shared, const TensorMap& q, const TensorMap& do
     }
 }
 
-// turns: of each head and step, how many blocks have added. Two threads: one lets the adder begin, the other says that
-// what it has added is in memory, which takes longer than the adder has time for.
+// turns: of each head and step, how many blocks have added. Two threads: one lets the adder begin, the other announces
+// its sums once they are in memory, for which the adder cannot wait.
 template <int HD>
 __device__ void follow_turns(Shared<HD>& shared, int* turns, int queries, int group, int heads, int padded,
                              bool gives) {

@@ -1,26 +1,26 @@
-// Attention forward for Hopper, variant `wgmma` of attention.hip (Shah et al. 2024, FlashAttention-3). mma.sync cannot
-// reach more than about 60% of what Hopper's tensor cores do; wgmma can, but takes 128 threads, reads LDS by
-// itself and runs asynchronously: another shape of kernel. A block is three warpgroups, four at HD 64, where
-// products are too short to hide the exponentials of one other warpgroup and sums leave registers for it:
+// Attention forward for Hopper, variant `wgmma` of attention.hip (Shah et al. 2024, FlashAttention-3). mma.sync reaches about
+// 60% of the speed of Hopper's tensor cores; wgmma reaches all of it, but takes 128 threads, reads LDS by itself and runs
+// asynchronously: another shape of kernel. A block is three warpgroups, four at HD 64, where products are too short to hide the
+// exponentials of one other warpgroup and sums leave registers for it:
 //
 //   one thread of the first   takes tiles of queries from a counter, copies q, then k and v step by step (TMA) into stages
-//   the others                own 64 rows of q each. While the tensor cores work on s_n = q k_n' and o += p v_n-1,
-//                             the exponentials of the other warpgroups are computed: named barriers let them
-//                             take turns; within a warpgroup the exponentials of s_n run beside p v.
+//   the others                own 64 rows of q each. While the tensor cores compute s_n = q k_n' and o += p v_n-1, other
+//                             warpgroups compute exponentials: named barriers give them turns; within a warpgroup the
+//                             exponentials of s_n run beside p v.
 //
-// Blocks stay: while a warpgroup stores one tile, the next one's q, k and v come, and who is done begins with it. Exception: with
-// HD 64 and without masks, a block has one tile where heads are long, because operands' addresses that change from tile to tile
-// make a step 5% slower.
+// Blocks are persistent: while a warpgroup stores one tile, the next one's q, k and v arrive, and a finished warpgroup begins
+// with it. Exception: with HD 64 and without masks, a block has one tile where heads are long, because operands' addresses that
+// change from tile to tile make a step 5% slower.
 //
 // Cycles of a multiprocessor per step of 64 rows and 128 keys, HD 128 (HD 64): products 1024 (512), exponentials 512,
-// 290 (260) other instructions of each warp. What was tried: docs/log/attention.md.
+// 290 (260) other instructions of each warp. Experiments: docs/log/attention.md.
 //
-// Keys are walked from the last to the first. A warpgroup's rows lie within one step's keys: only the first step
-// that it takes part in has a diagonal. With three of them the tile's first step is not the first of all.
+// Keys are walked from the last to the first. A warpgroup's rows lie within one step's keys: only the first step that it takes
+// part in has a diagonal. With three of them the tile's first step is not the first of all.
 //
 // With masks (documents, windows, other keys than queries) a tile's steps go from the last key that one of its queries sees to
-// the first; every warpgroup takes part in all steps, and hides scores in those of which its queries do not see all: a
-// kernel of its own, for heads that are narrower than its tiles too, which TMA fills with zeros.
+// the first; every warpgroup takes part in all steps, and hides scores in the steps that its queries do not see as a whole. A
+// kernel of its own does this, also for heads that are narrower than its tiles, which TMA fills with zeros.
 #include "ops/attention/attention.h"
 #include "ops/attention/wgmma.h"
 
@@ -82,7 +82,7 @@ struct Tiles {
           heads(static_cast<int>(out.shape[2])),
           count(per_head * heads * static_cast<int>(out.shape[0])),
           before(masked ? 0 : (per_head * rows<HD> - static_cast<int>(out.shape[1])) / unit * unit) {}
-    // Of a tile, counted from the head's first row.
+    // Rows of a tile, counted from the head's first row.
     __device__ int row(const BlockTile& tile) const {
         return static_cast<int>(tile.block) * rows<HD> - before;
     }
@@ -134,8 +134,8 @@ __device__ void copy_all(Shared<HD, stays>& shared, const TensorMap& q, const Te
 struct Rows {
     float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
 
-    // Scores become probabilities relative to the largest so far; shrink: what the older ones are to be
-    // multiplied by. hides: a row's scores may all be hidden so far.
+    // Scores become probabilities relative to the largest so far; shrink: the factor of older
+    // ones. hides: a row's scores may all be hidden so far.
     template <bool hides, int n>
     __device__ void softmax(float (&s)[n], float scale, float (&shrink)[2]) {
 #pragma unroll

@@ -1,19 +1,18 @@
-// Matrix multiplication of a linear layer without bias, weight[K,C] as in PyTorch and Hugging Face
-// ([out, in]).
+// Matrix multiplication of a linear layer without bias, weight[K,C] as in PyTorch and Hugging Face ([out, in]).
 //
 //   out[n,k]     = sum_c x[n,c] * weight[k,c]  (+ residual[n,k])
 //   dx[n,c]      = sum_k dout[n,k] * weight[k,c]
-//   dweight[k,c] = sum_n dout[n,k] * x[n,c]    (+ what was there)
+//   dweight[k,c] = sum_n dout[n,k] * x[n,c]    (+ dweight[k,c], if it accumulates)
 //
-// reference: plain loops.
-// cpu:       our own packed product (core/cpu_gemm.h): reads bf16 as it packs, adds the residual or the old gradient
-//            as it stores (cpu.hip).
-// few_rows:  forward, of up to four rows: each weight is read once, where it lies (cpu.hip).
-// blas:      the system's CBLAS, f32 and f64 (cpu.hip).
-// naive:     one thread per element of the result (naive.hip).
-// tiled:     a block keeps its part of the result in registers (tiled.hip: how a GEMM is tiled).
+// reference:  plain loops.
+// cpu:        our own packed product (core/cpu_gemm.h): reads bf16 as it packs, adds the residual or the old gradient as it
+//             stores (cpu.hip).
+// few_rows:   forward, of up to four rows: each weight is read once, where it lies (cpu.hip).
+// blas:       the system's CBLAS, f32 and f64 (cpu.hip).
+// naive:      one thread per element of the result (naive.hip).
+// tiled:      a block keeps its part of the result in registers (tiled.hip; tiled.h explains how a GEMM is tiled).
 // vectorized: forward, of one row: the weight is read once, by 128-bit accesses (vectorized.hip).
-// library:   the vendor's, where the build found it (library.hip).
+// library:    the vendor's, where the build found it (library.hip).
 //
 // Measured: docs/benchmarks/nvidia-h200.md, docs/benchmarks/cpu.md, docs/log/gemm.md, docs/log/cpu.md.
 #include "ops/matmul/matmul.h"
@@ -124,7 +123,7 @@ std::vector<Variant> variants_of(const Launchers& of) {
     return variants;
 }
 
-// What tiles want to see: whole ones, parts of one in each direction, many.
+// Cases for tiles: whole ones, parts of one in each direction, many.
 #define LLAMAC_MATMUL_TESTS                                                                           \
     " test(N=128, C=96, K=256) test(N=200, C=328, K=136) test(N=40, C=520, K=264)"                    \
     " test(N=2184, C=72, K=136)"                                                                      \

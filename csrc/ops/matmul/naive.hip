@@ -1,5 +1,5 @@
-// Matmul as its formulas stand, one thread per element of the result: variant `naive` of matmul.hip. Sums in double:
-// one long chain of float additions would be less exact than any BLAS.
+// Matmul by its formulas, one thread per element of the result: variant `naive` of matmul.hip. Sums are double: one long chain
+// of float additions would be less exact than any BLAS.
 #include "core/device.h"
 #include "ops/matmul/matmul.h"
 

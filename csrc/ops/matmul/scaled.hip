@@ -1,10 +1,10 @@
 // Matrix products of fp8 operands (core/fp8.h) with scales, as quantize and quantize_rows make them:
 //
-//   scaled_matmul:       out[n,k] = a_scale * b_scale * sum_c a[n,c] * b[k,c]  (+ residual[n,k]) (+ what was there)
+//   scaled_matmul:       out[n,k] = a_scale * b_scale * sum_c a[n,c] * b[k,c]  (+ residual[n,k]) (+ out[n,k], if it accumulates)
 //   scaled_matmul_rows:  likewise with a_scale[n] * b_scale[k]
 //
-// The sum is in fp32, and the scales multiply it before anything is added. Both operands lie along the dimension that is
-// summed over: matrix units want it so for 8 bits. The three products of a linear layer, weight [K,C]:
+// The sum is in fp32, and the scales multiply it before anything is added. Both operands are contiguous along the summed
+// dimension, as matrix units require for 8 bits. The three products of a linear layer, weight [K,C]:
 //
 //                     out      a              b
 //   forward           out      x [N,C]        weight [K,C]
@@ -14,7 +14,7 @@
 // reference: plain loops.
 // cpu:       operands become floats, then our own packed product (core/cpu_gemm.h).
 // naive:     one thread per element of the result.
-// tiled:     a block keeps its part of the result in registers (scaled_tiled.hip; tiled.h: how a GEMM is tiled).
+// tiled:     a block keeps its part of the result in registers (scaled_tiled.hip; tiled.h explains how a GEMM is tiled).
 // library:   the vendor's, where the build found it (hipBLASLt, cuBLASLt).
 //
 // Measured in training: docs/fp8.md.
@@ -28,7 +28,7 @@
 namespace llamac {
 namespace {
 
-// Of row i: an operand has one scale, or one per row.
+// The scale of row i: an operand has one scale, or one per row.
 template <class A>
 A scale_of(View<const A, 1> scale, int64_t i) {
     return scale(scale.shape[0] == 1 ? 0 : i);

@@ -1,5 +1,5 @@
-// The variant `tiled` of scaled_matmul and scaled_matmul_rows; tiled.h tells how a GEMM is tiled. Both operands lie along k, and the scales multiply
-// the sums before anything is added.
+// The variant `tiled` of scaled_matmul and scaled_matmul_rows; tiled.h explains how a GEMM is tiled. Both operands lie along k,
+// and the scales multiply the sums before anything is added.
 #include "ops/matmul/scaled_tiled.h"
 
 #include "ops/matmul/tiled.h"
@@ -13,7 +13,7 @@ struct TensorScale {
     float a, b;
     __device__ float operator()(float sum, int, int) const { return scaled(sum, a, b); }
 };
-// Of M rows and N columns; a block's tile may end beyond them.
+// For M rows and N columns; a block's tile may end beyond them.
 struct RowScales {
     const float *a, *b;
     int M, N;

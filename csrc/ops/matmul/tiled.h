@@ -14,7 +14,7 @@
 // take two bytes a FLOP, and a GPU has 200 times as many FLOP/s as bytes/s. So each level of memory hands
 // down tiles that the next level uses many times. A tile of m x n results takes, for each k, m + n numbers
 // of two bytes and gives 2 m n FLOP: m n / (m + n) FLOP a byte, the more the larger and the squarer it is.
-// What limits m and n is the room for sums and operands. On an H200 (132 SMs, 440 TFLOP/s with this kernel):
+// The room for sums and operands limits m and n. On an H200 (132 SMs, 440 TFLOP/s with this kernel):
 //
 //   from     to          tile of       m x n         FLOP a byte   it takes     there are
 //   memory   L2          all blocks    2048 x 2112   1040          0.4 TB/s     4.8 TB/s
@@ -27,10 +27,10 @@
 //   those before them (Copies). Chunks of a tile change places, so that neither copies nor loads meet in a
 //   bank (SharedTile).
 // - A warp keeps its sums, 64 x 64 fp32 or 128 registers a lane, from the first k to the last: half of all
-//   that it has. Of its operands it loads 16 or 32 of k at a time from LDS; then each of its tiles of a is
+//   that it has. It loads 16 or 32 of k of its operands at a time from LDS; then each of its tiles of a is
 //   multiplied with each of its tiles of b on the matrix cores (load, multiply).
 // - At the end the sums go through LDS once more, so that memory is written 128 bytes of a row at a time or
-//   more; what is added is added in fp32, and rounding happens once (store).
+//   more; the addition is in fp32, and rounding happens once (store).
 //
 // Operands are bf16 or fp8. Two neighbours of fp8 along k take the place of one bf16 everywhere but in the instruction
 // that multiplies, so sizes and places of k are those of bf16: `step` is 32 or 64 bf16, or twice as many fp8.
@@ -77,7 +77,7 @@ struct MatmulSizes<Wmma> {
     static constexpr bool pipelined = false;
 };
 
-// What follows from them, for a launch.
+// Derived sizes of a launch.
 template <class M>
 struct Sizes : MatmulSizes<M> {
     using Given = MatmulSizes<M>;
@@ -108,7 +108,7 @@ struct S : Sizes<Machine> {
 enum class Layout { along_k, down_k };
 
 // One operand of the product: `extent` rows a block, `tiles` tiles of rows a warp. A tile lies in LDS as it
-// does in memory; what is down k is turned on its way to registers (load_columns).
+// does in memory; operands down k are turned on their way to registers (load_columns).
 template <class Element, class Operand, Layout layout, int extent, int tiles>
 struct OperandLoader {
     static constexpr bool along = layout == Layout::along_k;
@@ -208,7 +208,7 @@ struct Copies {
             copy_b[tile % S::in_flight].begin_none();
         }
     }
-    // Afterwards everybody may read the tile, and nobody reads the one before it any more.
+    // Afterwards the tile may be read, and the one before it overwritten.
     __device__ void arrive(int tile) {
         if (S::stages == 1) __syncthreads();  // it comes in the place of the one before
         constexpr int later = 2 * (S::in_flight - 1);
@@ -257,7 +257,7 @@ __device__ void add_tiles_pipelined(Sums& sums, Copies<P>& copies, int warp_m, i
     }
 }
 
-// What becomes of sums: they stay as they are.
+// Sums that are not scaled.
 struct NoScale {
     __device__ float operator()(float sum, int, int) const { return sum; }
 };
@@ -274,7 +274,7 @@ __device__ void store(O* out, const O* initial, const Scale& scale, const Sums& 
     const int n = first_n + lane_index() % lanes * size;
 #pragma unroll
     for (int t0 = 0; t0 < S::tiles_m; t0 += S::epilogue_tiles) {
-        __syncthreads();  // nobody reads operands, or the epilogue tile before this one, any more
+        __syncthreads();  // operands and the epilogue tile before this one are read
 #pragma unroll
         for (int t = 0; t < S::epilogue_tiles; t++)
 #pragma unroll

@@ -1,4 +1,4 @@
-// matmul's variant `tiled`; tiled.h tells how a GEMM is tiled.
+// matmul's variant `tiled`; tiled.h explains how a GEMM is tiled.
 #include "ops/matmul/tiled.h"
 
 #include "ops/matmul/matmul.h"

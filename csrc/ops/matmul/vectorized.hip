@@ -1,9 +1,7 @@
-// The forward product of one row, as a sequence that grows token by token wants it: variant `vectorized` of matmul.hip. The
-// time is that of reading the weight once. One to four warps own a row of it, the more the longer it is, so that most of it
-// is in flight at once, by 128-bit accesses; x comes from the first cache.
-//
-// What did not help in a chain of such products: the weight brought into the last cache before a block waits for x
-// (docs/log/gemm.md).
+// The forward product of one row, for a sequence that grows token by token: variant `vectorized` of matmul.hip. The time is that
+// of reading the weight once. One to four warps own a row of it, the more the longer it is, so that most of it is in flight at
+// once, by 128-bit accesses; x comes from the first cache. Bringing the weight into the last cache before a block waits for x
+// did not help in a chain of such products (docs/log/gemm.md).
 #include <algorithm>
 
 #include "core/device.h"
