@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/dispatch.h"
 #include "core/registry.h"
@@ -16,51 +17,27 @@ using Widths = std::map<std::string, int64_t>;
 
 // By dimension letter. 8b: Llama 3.1 8B's widths at 16,384 rows; small: a 12-head model's; tiny: for the
 // emulation.
-const std::map<std::string, Widths> presets = {
-    {"8b",
-     {{"B", 2},
-      {"T", 8192},
-      {"NH", 32},
-      {"NKV", 8},
-      {"HD", 128},
-      {"M", 8192},
-      {"N", 16384},
-      {"C", 4096},
-      {"K", 4096},
-      {"F", 14336},
-      {"V", 128256},
-      {"P", 268435456}}},
-    {"small",
-     {{"B", 8},
-      {"T", 1024},
-      {"NH", 12},
-      {"NKV", 4},
-      {"HD", 64},
-      {"M", 1024},
-      {"N", 8192},
-      {"C", 768},
-      {"K", 768},
-      {"F", 2048},
-      {"V", 32000},
-      {"P", 16777216}}},
-    {"tiny",
-     {{"B", 1},
-      {"T", 16},
-      {"NH", 4},
-      {"NKV", 2},
-      {"HD", 16},
-      {"M", 16},
-      {"N", 16},
-      {"C", 64},
-      {"K", 64},
-      {"F", 96},
-      {"V", 264},
-      {"P", 4096}}},
+const std::map<std::string, const char*> presets = {
+    {"8b", "B=2,T=8192,NH=32,NKV=8,HD=128,M=8192,N=16384,C=4096,K=4096,F=14336,V=128256,P=268435456"},
+    {"small", "B=8,T=1024,NH=12,NKV=4,HD=64,M=1024,N=8192,C=768,K=768,F=2048,V=32000,P=16777216"},
+    {"tiny", "B=1,T=16,NH=4,NKV=2,HD=16,M=16,N=16,C=64,K=64,F=96,V=264,P=4096"},
 };
 
+// Sets the sizes of "N=16384,C=4096". Returns the first item that is not of this form.
+std::string set_sizes(Widths& widths, const std::string& text) {
+    std::istringstream items(text);
+    for (std::string item; std::getline(items, item, ',');) {
+        const size_t equals = item.find('=');
+        char* end = nullptr;
+        const int64_t value = equals == item.npos ? 0 : std::strtoll(item.c_str() + equals + 1, &end, 10);
+        if (value < 1 || *end) return item;
+        widths[item.substr(0, equals)] = value;
+    }
+    return "";
+}
+
 struct Flags {
-    std::string variant, preset = "8b", dtype = "bf16";
-    std::vector<std::string> shape;
+    std::string variant, preset = "8b", dtype = "bf16", shape;
     int64_t documents = 0;  // rows of a document, where an operation can have them; 0: no documents
     bool json = false;
 };
@@ -140,20 +117,16 @@ bool is_absent(const Benchmark& b, const Operand& o) {
 
 std::vector<Job> jobs_of(const Benchmark& b, const Flags& flags) {
     const Operation& op = find_operation(b.operation);
-    Widths widths = presets.at(flags.preset);
-    if (flags.preset == "8b")
-        for (const auto& [letter, value] : b.widths_8b) widths[letter] = value;
-    for (const std::string& item : flags.shape) {
-        const size_t equals = item.find('=');
-        const std::string letter = item.substr(0, equals);
-        const bool known = op.find_dimension(letter) >= 0;
-        char* end = nullptr;
-        const int64_t value =
-            equals == std::string::npos ? 0 : std::strtoll(item.c_str() + equals + 1, &end, 10);
-        if (!known || !end || *end || value < 1)
-            fail("--shape ", item, ": expected LETTER=SIZE with a letter of ", op.name, "'s shapes");
+    Widths widths, given;
+    set_sizes(widths, presets.at(flags.preset));
+    if (flags.preset == "8b") set_sizes(widths, b.widths_8b);
+    std::string wrong = set_sizes(given, flags.shape);
+    for (const auto& [letter, value] : given) {
+        if (op.find_dimension(letter) < 0) wrong = letter;
         widths[letter] = value;
     }
+    if (!wrong.empty())
+        fail("--shape ", wrong, ": expected LETTER=SIZE with a letter of ", op.name, "'s shapes");
     for (const DimensionInfo& d : op.dimensions)  // as many keys as queries, where nobody says
         if (d.at_most >= 0)
             widths.emplace(op.dimensions[static_cast<size_t>(d.at_most)].name, widths.at(d.name));
@@ -383,7 +356,7 @@ void print_table(const Job& job, const Result& r, const Limit& limit) {
     }
 }
 
-int run_all(const std::vector<Benchmark>& benchmarks, const Flags& flags) {
+int run_all(const Flags& flags) {
     int failed = 0;
     for (Benchmark b : benchmarks) {
         if (flags.documents)
@@ -407,28 +380,25 @@ int run_all(const std::vector<Benchmark>& benchmarks, const Flags& flags) {
 }
 
 }  // namespace
+}  // namespace llamac
 
-int run_benchmarks(int argc, char** argv, const std::vector<Benchmark>& benchmarks) {
-    Flags flags;
+int main(int argc, char** argv) {
+    llamac::Flags flags;
     CLI::App app("Checks and times every kernel of one operation.");
     app.add_option("--variant", flags.variant, "only this variant");
     app.add_option("--preset", flags.preset, "widths")->check(CLI::IsMember({"8b", "small", "tiny"}));
-    app.add_option("--shape", flags.shape, "sizes by dimension letter, as in N=16384,C=4096")->delimiter(',');
+    app.add_option("--shape", flags.shape, "sizes by dimension letter, as in N=16384,C=4096");
     app.add_option("--dtype", flags.dtype, "storage")->check(CLI::IsMember({"bf16", "f32"}));
     app.add_option("--documents", flags.documents, "rows of a document, of attention")
         ->check(CLI::PositiveNumber);
-    app.add_flag("--json", flags.json, "a JSON object a line");
+    app.add_flag("--json", flags.json, "a JSON object per line");
     try {
         app.parse(argc, argv);
+        return llamac::run_all(flags);
     } catch (const CLI::ParseError& error) {
         return app.exit(error) ? 2 : 0;
-    }
-    try {
-        return run_all(benchmarks, flags);
-    } catch (const Error& error) {
+    } catch (const llamac::Error& error) {
         std::fprintf(stderr, "%s: %s\n", argv[0], error.what());
         return 2;
     }
 }
-
-}  // namespace llamac
