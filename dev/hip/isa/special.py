@@ -36,14 +36,10 @@ def rounding(s: Special) -> None:
     is_nan = (EVERY_BF16 & 0x7FFF) > 0x7F80
     for variant in s.device.optimized("repeat_kv_backward"):
         dx = s.device.tensor((1, 64, 8, 128), "bf16")
-        s.device.call("repeat_kv_backward", variant.name, [dx, dout])
+        s.device.call("repeat_kv_backward", variant, [dx, dout])
         found = dx.data.reshape(-1)
-        s.check(
-            (found == expected)[~is_nan].all(), f"repeat_kv_backward {variant.name}: every number is kept"
-        )
-        s.check(
-            ((found[is_nan] & 0x7FFF) > 0x7F80).all(), f"repeat_kv_backward {variant.name}: NaN stays NaN"
-        )
+        s.check((found == expected)[~is_nan].all(), f"repeat_kv_backward {variant}: every number is kept")
+        s.check(((found[is_nan] & 0x7FFF) > 0x7F80).all(), f"repeat_kv_backward {variant}: NaN stays NaN")
 
 
 def swiglu(s: Special) -> None:
@@ -58,9 +54,9 @@ def swiglu(s: Special) -> None:
     allowed = np.maximum(2 * np.abs(baseline[finite] - expected[finite]), ulp) + ulp
     for variant in s.device.optimized("swiglu_forward"):
         out = s.device.tensor((8, 8192), "bf16")
-        s.device.call("swiglu_forward", variant.name, [out, gate_up])
+        s.device.call("swiglu_forward", variant, [out, gate_up])
         found = out.get().reshape(-1)
-        name = f"swiglu_forward {variant.name}"
+        name = f"swiglu_forward {variant}"
         s.check((np.abs(found[finite] - expected[finite]) <= allowed).all(), f"{name}: every finite gate")
         s.check(found[EVERY_BF16 == 0x7F80] == np.inf, f"{name}: infinity stays")
         s.check(np.isnan(found[np.isnan(expected)]).all(), f"{name}: NaN stays NaN, -infinity becomes NaN")
@@ -75,7 +71,7 @@ def cross_entropy(s: Special) -> None:
             targets = s.device.tensor((3,), np.int32, [5, 6, 7])
             losses, dlogits = s.device.tensor((3,), F), s.device.tensor((3, 1003), "bf16")
             operands = [losses, dlogits, None, None, logits, targets, None]
-            s.device.call("cross_entropy", variant.name, operands, [1.0, -100])
+            s.device.call("cross_entropy", variant, operands, [1.0, -100])
             expected = [False, spoils, False]
             gradient = np.isnan(dlogits.get())
             rows = (
@@ -84,7 +80,7 @@ def cross_entropy(s: Special) -> None:
                 == gradient.all(1).tolist()
                 == expected
             )
-            s.check(rows, f"cross_entropy {variant.name}: a logit of {from_bf16(np.array([bits]))[0]}")
+            s.check(rows, f"cross_entropy {variant}: a logit of {from_bf16(np.array([bits]))[0]}")
 
 
 def attention(s: Special) -> None:
@@ -95,7 +91,7 @@ def attention(s: Special) -> None:
             q, k, v = (s.normal((1, tokens, heads, 64)) for heads in (2, 1, 1))
             {"q": q, "k": k, "v": v}[where].data[0, at, 0, 3] = 0x7FC0
             out, lse = s.device.tensor((1, tokens, 2, 64), "bf16"), s.device.tensor((1, 2, tokens), F)
-            s.device.call("attention_forward", variant.name, [out, lse, q, k, v, None], [0.125])
+            s.device.call("attention_forward", variant, [out, lse, q, k, v, None], [0.125])
             spoilt = np.isnan(out.get()[0]).any(-1)  # [row, head]
             after = np.arange(tokens) >= at
             expected = (
@@ -106,7 +102,7 @@ def attention(s: Special) -> None:
             right = (spoilt == expected).all() if where != "v" else spoilt[after].all()
             if where == "v":  # 0 times NaN is NaN: rows before it are spoilt in that column alone
                 right &= not np.isnan(np.delete(out.get()[0, :at], 3, -1)).any()
-            s.check(right, f"attention_forward {variant.name}: a NaN in {where}")
+            s.check(right, f"attention_forward {variant}: a NaN in {where}")
 
 
 def adamw(s: Special) -> None:
@@ -120,10 +116,10 @@ def adamw(s: Special) -> None:
             step = s.device.tensor((1,), np.int32, [1])
             scalars = [0.9, 0.95, 1e-8, 0.1, 0.0, 1, 0]
             operands = [weight, None, m, v, gradient, squares, lr, step, None]
-            s.device.call("adamw", variant.name, operands, scalars)
+            s.device.call("adamw", variant, operands, scalars)
             finite = np.isfinite(weight.get())
             right = not finite[7] and np.delete(finite, 7).all()
-            s.check(right, f"adamw {variant.name}: a gradient of {from_bf16(np.array([bits]))[0]}")
+            s.check(right, f"adamw {variant}: a gradient of {from_bf16(np.array([bits]))[0]}")
 
 
 def quantize(s: Special) -> None:
@@ -136,12 +132,12 @@ def quantize(s: Special) -> None:
                 x = s.of_bits(bits.reshape(256, 256))
                 out, turned = (s.device.tensor((256, 256), form) for _ in range(2))
                 amax, saturated = s.device.tensor((1,), F, [0.0]), s.device.tensor((1,), np.int32, [0])
-                s.device.call("quantize", variant.name, [out, turned, amax, saturated, x, one])
+                s.device.call("quantize", variant, [out, turned, amax, saturated, x, one])
                 with np.errstate(invalid="ignore"):  # signalling NaN
                     numbers = x.get()
                 expected = encode(numbers, form)
                 right = (out.data == expected).all() and (turned.data == expected.T).all()
-                name = f"quantize {variant.name} {form}"
+                name = f"quantize {variant} {form}"
                 s.check(right, f"{name}: the codes of every bf16")
                 largest = np.abs(numbers).max()
                 s.check(
