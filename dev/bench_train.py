@@ -297,7 +297,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--build", type=Path, default=ROOT / "build/auto", help="folder of train_llama3")
     add("--other", type=Path, help="folder of another build, whose train_llama3 takes its turns as other")
     add("--workload", nargs="+", choices=KNOWN, default=list(WORKLOADS), metavar="NAME", help=names)
-    add("--only", default="", help=f"programs, comma-separated: {','.join(PROGRAMS)}")
+    add("--only", default="", help=f"programs of {','.join(PROGRAMS)} (default: all but script)")
     add("--rounds", type=int, default=2, help="runs of each program on each workload")
     add("--warm-up", type=int, default=3, help="steps before the timed ones")
     add("--steps", type=int, default=8, help="timed steps of a run")
@@ -315,7 +315,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
             o.workloads[name] = replace(w, devices=o.devices)
         if o.other and "llamac" in w.programs:
             o.workloads[name] = replace(w, programs=(*w.programs, "other"))
-    o.only = o.only.split(",") if o.only else list(PROGRAMS)
+    o.only = o.only.split(",") if o.only else [program for program in PROGRAMS if program != "script"]
     o.out = o.out or o.build / "bench_train.json"
     return o
 
