@@ -245,7 +245,7 @@ inline std::vector<double> initial_values(const Case& c, size_t operand) {
         // A grid on which the sum of two is of the type too (in bf16: multiples of 1/32 below 2), so that an operation
         // that rounds one to storage before it goes on (residual_rmsnorm_forward) still has the f64 reference's values.
         else if (is_narrow(dtype))
-            values[i] = (random % (2 * half - 1) - (half - 1.0)) / (half / 2);
+            values[i] = (random % (2 * half - 1) - (half - 1.0)) / (0.5 * half);
         else
             values[i] = random_normal(1, step, stream, e);
     }
