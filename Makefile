@@ -187,7 +187,7 @@ bench-train: train_llama3 setup-test
 	$(VENV) dev/bench_train.py --build $(BUILD)
 
 bench-cpu: train_llama3 setup-test
-	$(VENV) dev/bench_cpu.py
+	$(VENV) dev/bench_train.py --build $(BUILD) --workload cpu --only llamac,eager --threads 2 --rounds 3 --steps 35 --warm-up 5
 
 lint: setup-test
 	@$(SETUP) lint

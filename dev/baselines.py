@@ -7,17 +7,18 @@ method counts.
 """
 
 import gc
-import inspect
 import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch._functorch.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from llamac.bench import torch_operations as ops
+from llamac.bench.functions import arguments_of, with_leaves
 from llamac.bench.timing import Call, make_sets, medians_ms, reason
 from llamac.bench.torch_operations import Case, Inputs
 
@@ -98,57 +99,46 @@ class Baseline:
     methods: tuple[Method, ...]
 
 
-def forward_baseline(
-    output: str, inputs: Callable[[Case], Inputs], function: Function, modes=MODES
-) -> Baseline:
-    return Baseline((output,), inputs, (Method("function", function, modes=modes),))
+def forward(outputs: str, inputs: Callable[[Case], Inputs], function: Function, modes=MODES) -> Baseline:
+    return Baseline(tuple(outputs.split()), inputs, (Method("function", function, modes=modes),))
 
 
-def backward_baseline(inputs, function, leaves: tuple[str, ...], formula: Function | None = None) -> Baseline:
+def backward(inputs, function, leaves: tuple[str, ...], formula: Function | None = None) -> Baseline:
     methods = (Method("autograd", function, gradient, leaves),)
     methods += (Method("formula", formula, modes=("compile",)),) if formula else ()
     return Baseline(tuple(f"d{leaf}" for leaf in leaves), inputs, methods)
 
 
-def attention_baseline(
-    outputs: tuple[str, ...], bind: Callable[..., Call], leaves: tuple[str, ...]
-) -> Baseline:
+def attention(outputs: str, bind: Callable[..., Call], leaves: tuple[str, ...]) -> Baseline:
     binds = {"default": bind} | {name: within(backend, bind) for name, backend in ops.SDPA.items()}
     methods = (Method(name, ops.attention, b, leaves, ("eager",)) for name, b in binds.items())
-    return Baseline(outputs, ops.attention_inputs, tuple(methods))
+    return Baseline(tuple(outputs.split()), ops.attention_inputs, tuple(methods))
 
 
+# Products and attention are library calls, which the compiler leaves as they are.
+product = partial(forward, inputs=ops.matmul_inputs, modes=("eager",))
 BASELINES = {
-    "embedding_forward": forward_baseline("out", ops.embedding_inputs, ops.embedding),
-    "embedding_backward": backward_baseline(ops.embedding_backward_inputs, ops.embedding_as, ("weight",)),
-    "rmsnorm_forward": forward_baseline("out", ops.rmsnorm_inputs, ops.rmsnorm),
-    "residual_rmsnorm_forward": Baseline(
-        ("sum", "out"), ops.residual_rmsnorm_inputs, (Method("function", ops.residual_rmsnorm),)
-    ),
-    "rmsnorm_backward": backward_baseline(
+    "embedding_forward": forward("out", ops.embedding_inputs, ops.embedding),
+    "embedding_backward": backward(ops.embedding_backward_inputs, ops.embedding_as, ("weight",)),
+    "rmsnorm_forward": forward("out", ops.rmsnorm_inputs, ops.rmsnorm),
+    "residual_rmsnorm_forward": forward("sum out", ops.residual_rmsnorm_inputs, ops.residual_rmsnorm),
+    "rmsnorm_backward": backward(
         ops.rmsnorm_backward_inputs, ops.rmsnorm, ("x", "weight"), ops.rmsnorm_backward
     ),
-    "precompute_cis": forward_baseline("cis", ops.precompute_cis_inputs, ops.precompute_cis),
-    "rope_forward": forward_baseline("out", ops.rope_inputs, ops.rope),
-    "rope_backward": backward_baseline(ops.rope_inputs, ops.rope, ("x",), ops.rope_backward),
-    "repeat_kv_forward": forward_baseline("out", ops.repeat_kv_inputs, ops.repeat_kv),
-    "repeat_kv_backward": backward_baseline(
-        ops.repeat_kv_inputs, ops.repeat_kv, ("x",), ops.repeat_kv_backward
-    ),
-    "attention_forward": attention_baseline(("out",), plain, ()),
-    "attention_backward": attention_baseline(("dq", "dk", "dv"), gradient, ("q", "k", "v")),
-    "attention_next": Baseline(
-        ("out", "keys", "values"), ops.attention_next_inputs, (Method("function", ops.attention_next),)
-    ),
-    "argmax": forward_baseline("out", ops.argmax_inputs, ops.argmax),
-    "swiglu_forward": forward_baseline("out", ops.swiglu_inputs, ops.swiglu),
-    "swiglu_backward": backward_baseline(ops.swiglu_inputs, ops.swiglu, ("gate_up",), ops.swiglu_backward),
-    # Products and attention are library calls, which the compiler leaves as they are.
-    "matmul_forward": forward_baseline("out", ops.matmul_inputs, ops.matmul, ("eager",)),
-    "matmul_backward_input": forward_baseline("dx", ops.matmul_inputs, ops.matmul_backward_input, ("eager",)),
-    "matmul_backward_weight": forward_baseline(
-        "dweight", ops.matmul_inputs, ops.matmul_backward_weight, ("eager",)
-    ),
+    "precompute_cis": forward("cis", ops.precompute_cis_inputs, ops.precompute_cis),
+    "rope_forward": forward("out", ops.rope_inputs, ops.rope),
+    "rope_backward": backward(ops.rope_inputs, ops.rope, ("x",), ops.rope_backward),
+    "repeat_kv_forward": forward("out", ops.repeat_kv_inputs, ops.repeat_kv),
+    "repeat_kv_backward": backward(ops.repeat_kv_inputs, ops.repeat_kv, ("x",), ops.repeat_kv_backward),
+    "attention_forward": attention("out", plain, ()),
+    "attention_backward": attention("dq dk dv", gradient, ("q", "k", "v")),
+    "attention_next": forward("out keys values", ops.attention_next_inputs, ops.attention_next),
+    "argmax": forward("out", ops.argmax_inputs, ops.argmax),
+    "swiglu_forward": forward("out", ops.swiglu_inputs, ops.swiglu),
+    "swiglu_backward": backward(ops.swiglu_inputs, ops.swiglu, ("gate_up",), ops.swiglu_backward),
+    "matmul_forward": product("out", function=ops.matmul),
+    "matmul_backward_input": product("dx", function=ops.matmul_backward_input),
+    "matmul_backward_weight": product("dweight", function=ops.matmul_backward_weight),
     "cross_entropy": Baseline(
         ("losses", "dlogits"),
         ops.cross_entropy_inputs,
@@ -157,10 +147,10 @@ BASELINES = {
             Method("formula", ops.cross_entropy, modes=("compile",)),
         ),
     ),
-    "mean_loss": Baseline(("mean", "num_valid"), ops.mean_loss_inputs, (Method("function", ops.mean_loss),)),
-    "global_norm": forward_baseline("squares", ops.global_norm_inputs, ops.global_norm),
-    "convert": forward_baseline("out", ops.convert_inputs, ops.convert),
-    "hash": forward_baseline("sum", ops.hash_inputs, ops.hash_bits),
+    "mean_loss": forward("mean num_valid", ops.mean_loss_inputs, ops.mean_loss),
+    "global_norm": forward("squares", ops.global_norm_inputs, ops.global_norm),
+    "convert": forward("out", ops.convert_inputs, ops.convert),
+    "hash": forward("sum", ops.hash_inputs, ops.hash_bits),
     "adamw": Baseline(
         ("weight", "m", "v"),
         ops.adamw_inputs,
@@ -181,9 +171,8 @@ def calls_of(method: Method, mode: str, sets: list[Inputs], backend: str = "indu
         function = torch.compile(function, dynamic=False, backend=backend)
     calls = []
     for inputs in sets:
-        named = inputs | {leaf: inputs[leaf].detach().requires_grad_() for leaf in method.leaves}
-        names = [name for name in inspect.signature(method.function).parameters if name in named]
-        calls.append(method.bind(function, [named[name] for name in names], named))
+        named = with_leaves(inputs, method.leaves)
+        calls.append(method.bind(function, arguments_of(method.function, named), named))
     return calls
 
 

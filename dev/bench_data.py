@@ -8,21 +8,23 @@ cache. Memory is the largest sum, over the process and its children, of the prop
 that n processes share count as 1/n in each), sampled ten times per second. Linux only.
 """
 
-import argparse
 import json
 import random
 import re
 import statistics
-import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from llamac.base import errors
+from llamac.base.errors import InputError
+from llamac.bench import harness
 
 ROOT = Path(__file__).resolve().parents[1]
 TWO, ONE, MAPPED = "llamac.data, 2 workers", "llamac.data, 1 worker", "datasets.map"
-sys.path.insert(0, str(ROOT))
 MAP = """
 import sys
 import datasets, transformers
@@ -89,26 +91,23 @@ def memory(pid: int) -> int:
     return (int(found[1]) if found else 0) + sum(memory(int(child)) for child in children)
 
 
-def seconds(command: list[str]) -> tuple[float, int]:
+def run(command: list[object], folder: Path) -> tuple[float, int]:
     """(wall time of the command, the largest memory in MiB of all its processes together)."""
-    with tempfile.TemporaryFile() as said:
-        begin = time.monotonic()
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=said)
-        most = 0
-        while process.poll() is None:
-            most = max(most, memory(process.pid))
-            time.sleep(0.1)
-        taken = time.monotonic() - begin
-        said.seek(0)
-        if process.returncode:
-            sys.exit(f"{command[:3]}: {said.read().decode()[-2000:]}")
-    return taken, most >> 10
+    most = 0
+
+    def watch(pid: int) -> None:
+        nonlocal most
+        most = max(most, memory(pid))
+
+    with tempfile.TemporaryDirectory(dir=folder) as out:
+        finished = harness.execute([*command, f"{out}/made"], folder=ROOT, watch=watch)
+    if finished.failure:
+        raise InputError(f"{finished.failure}\n{finished.text[-2000:]}")
+    return finished.seconds, most >> 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--vocab-size", type=int, default=128_000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -127,13 +126,8 @@ def main() -> None:
         ONE: [*ours, "1", "--out"],
         MAPPED: [sys.executable, "-c", MAP, str(rows), str(directory)],
     }
-    runs: dict[str, list[tuple[float, int]]] = {name: [] for name in commands}
-    for number in range(a.rounds):
-        for name, command in commands.items():
-            with tempfile.TemporaryDirectory(dir=folder) as out:
-                runs[name].append(seconds([*command, f"{out}/made"]))
-        found = ", ".join(f"{name} {taken[-1][0]:.1f} s" for name, taken in runs.items())
-        print(f"round {number + 1}: {found}", flush=True)
+    ways = {name: partial(run, command, folder) for name, command in commands.items()}
+    runs = harness.take_turns(ways, a.rounds)
     medians = {name: statistics.median(t for t, _ in taken) for name, taken in runs.items()}
     most = {name: max(found for _, found in taken) for name, taken in runs.items()}
     for name in runs:
@@ -146,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    errors.run(main)

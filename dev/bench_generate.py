@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -29,6 +30,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import llamac
 from llamac.base.native import native
 from llamac.base.version import provenance, provenance_text
+from llamac.bench import harness
 from llamac.eval.likelihood import Scorer
 from llamac.inference.model import Inference, Sampling
 
@@ -64,22 +66,14 @@ def copy_rate(rounds: int) -> float:
     return max(2 * source.nbytes / seconds_of(lambda: to.copy_(source)) for _ in range(5 * rounds))
 
 
-def medians(ways: dict[str, tuple[float, Callable]], rounds: int) -> dict[str, list[float]]:
-    """Of each way, (units, work): units per second of each round, after a round that does not count."""
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    for i in range(rounds + 1):
-        for name, (units, work) in ways.items():
-            seconds = seconds_of(work)
-            if i > 0:
-                rates[name].append(units / seconds)
-    return rates
-
-
-def show(rates: dict[str, list[float]], limit: float | None = None) -> None:
-    for name, values in rates.items():
-        median = statistics.median(values)
+def compare(ways: dict[str, tuple[float, Callable]], rounds: int, limit: float | None = None) -> None:
+    """Prints the rates of each way (units, work), after a round that does not count."""
+    works = {name: partial(seconds_of, work) for name, (_, work) in ways.items()}
+    for name, seconds in harness.take_turns(works, rounds, warm_up=1).items():
+        rates = [ways[name][0] / each for each in seconds]
+        median = statistics.median(rates)
         share = f", {median / limit:.1%} of the limit" if limit else ""
-        print(f"{name:44} {median:8.0f} tokens/s ({min(values):.0f} to {max(values):.0f}){share}", flush=True)
+        print(f"{name:44} {median:8.0f} tokens/s ({min(rates):.0f} to {max(rates):.0f}){share}", flush=True)
 
 
 def decoding(args: argparse.Namespace, on_gpu: bool) -> None:
@@ -121,15 +115,9 @@ def decoding(args: argparse.Namespace, on_gpu: bool) -> None:
         rate = copy_rate(args.rounds)
         limit = rate / size
         print(f"limit: {size / 1e9:.3f} GB at {rate / 1e12:.2f} TB/s, {limit:.0f} tokens/s", flush=True)
-    show(medians(ways, args.rounds), limit)
-    equal = len({tuple(ids) for ids in made.values()}) == 1
-    print(
-        "greedy ids:", "equal" if equal else f"DIFFERENT from token {first_difference(made)} on", flush=True
-    )
-
-
-def first_difference(made: dict[str, list[int]]) -> int:
-    return next(i for i, ids in enumerate(zip(*made.values())) if len(set(ids)) > 1)
+    compare(ways, args.rounds, limit)
+    different = next((i for i, ids in enumerate(zip(*made.values())) if len(set(ids)) > 1), None)
+    print("greedy ids:", "equal" if different is None else f"DIFFERENT from token {different} on", flush=True)
 
 
 def prompts_and_scores(args: argparse.Namespace) -> None:
@@ -167,13 +155,11 @@ def prompts_and_scores(args: argparse.Namespace) -> None:
         ),
         f"scores, {lengths}": (unpadded, lambda: scorer.of_ids(pairs)),
     }
-    show(medians(ways, args.rounds))
+    compare(ways, args.rounds)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("directory", nargs="?")
     parser.add_argument("--preset", metavar="NAME", help="instead of a directory: random weights")
     parser.add_argument("--dtype", default="f32", choices=list(TORCH))

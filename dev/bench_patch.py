@@ -3,9 +3,9 @@ random weights, or with --lora of PEFT's adapters on all its linear layers. The 
 Prints medians of their times and of the ratio of neighbouring steps, and peak memory.
 """
 
-import argparse
 import statistics
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import llamac
 from llamac.base.dtypes import torch_dtypes
 from llamac.base.version import provenance, provenance_text
+from llamac.bench import harness
 from llamac.model.config import load_config
 from llamac.ops.transformers_patch import report
 
@@ -47,7 +48,7 @@ def step(model: Any, ids: torch.Tensor) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = harness.parser(__doc__)
     parser.add_argument("--model", default="llama3.2-1b", help="a preset or a config.json")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=4096)
@@ -60,23 +61,27 @@ def main() -> None:
     base = model.get_base_model() if o.lora else model
     ids = torch.randint(model.config.vocab_size, (o.batch, o.length), device=device)
     print(provenance_text(provenance()), flush=True)
-    variants = {"as it was": llamac.unpatch, "patched": llamac.patch}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
-    for _ in range(WARM_UP + o.steps):
-        for name, change in variants.items():
-            change(base)
-            found[name].append(step(model, ids))
+
+    def changed_step(change):
+        change(base)
+        return step(model, ids)
+
+    ways = {
+        "as it was": partial(changed_step, llamac.unpatch),
+        "patched": partial(changed_step, llamac.patch),
+    }
+    found = harness.take_turns(ways, o.steps, WARM_UP)
     print("\n".join(report(base)))
-    seconds = {name: [time for time, _ in steps[WARM_UP:]] for name, steps in found.items()}
-    peaks = {name: max(peak for _, peak in steps[WARM_UP:]) for name, steps in found.items()}
+    seconds = {name: [time for time, _ in steps] for name, steps in found.items()}
+    peaks = {name: max(peak for _, peak in steps) for name, steps in found.items()}
     for name, times in seconds.items():
         median = statistics.median(times)
-        speed = f"{1e3 * median:9.1f} ms {ids.numel() / median:9.0f} tokens/s"
-        print(f"{name:10} {speed}, peak {peaks[name]:6.2f} GiB" if device == "cuda" else f"{name:10} {speed}")
+        memory = f", peak {peaks[name]:6.2f} GiB" if peaks[name] else ""
+        print(f"{name:10} {1e3 * median:9.1f} ms {ids.numel() / median:9.0f} tokens/s{memory}")
     ratios = sorted(before / after for before, after in zip(*seconds.values()))
     middle = f"{ratios[len(ratios) // 4]:.2f} to {ratios[-1 - len(ratios) // 4]:.2f}"
-    print(f"patched: {statistics.median(ratios):.2f} times the speed (quartiles {middle})", end="")
-    print(f", {peaks['patched'] / peaks['as it was']:.2f} times the memory" if device == "cuda" else "")
+    memory = f", {peaks['patched'] / peaks['as it was']:.2f} times the memory" if device == "cuda" else ""
+    print(f"patched: {statistics.median(ratios):.2f} times the speed (quartiles {middle}){memory}")
 
 
 if __name__ == "__main__":

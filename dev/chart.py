@@ -12,7 +12,6 @@ has no number for has no bar.
 Exit code: 2 for a file that cannot be drawn.
 """
 
-import argparse
 import math
 import re
 import statistics
@@ -23,11 +22,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import COMPUTE_BOUND, fastest
-from bench_train import SHARDED, TRIAL, WORKLOADS, Run, by_round, ratio_of
+from bench_train import KNOWN, Run, by_round
 
 from llamac.base.errors import InputError, run
 from llamac.base.files import read_bytes, read_json
 from llamac.base.version import provenance_text
+from llamac.bench import harness
 from llamac.bench.report import PROGRAMS, Bar, bars
 
 Panels = dict[str, dict[str, dict[str, Bar]]]  # by unit, by group, by program
@@ -132,9 +132,9 @@ def training_of_json(path: Path) -> tuple[str, Speeds]:
         here, group = [one for one in runs if one.workload == name], {}
         for program in dict.fromkeys(one.program for one in here):
             if own := by_round(here, program):
-                ratio = None if program == "llamac" else ratio_of(by_round(here, "llamac"), own)
-                group["script" if program == "baseline" else program] = statistics.median(own.values()), ratio
-        w = (WORKLOADS | SHARDED | TRIAL).get(name)
+                ratio = None if program == "llamac" else harness.ratio(by_round(here, "llamac"), own)
+                group[program] = statistics.median(own.values()), ratio
+        w = KNOWN.get(name)
         speeds[f"{w.model}, B={w.B} T={w.T}" if w else name] = group
     device = next((one.device for one in runs if one.device and one.program == "llamac"), "")
     return f"{device}, {provenance_text(content)}", speeds
@@ -243,9 +243,7 @@ CHARTS: Mapping[str, Callable[[Path, Path], None]] = {"training": training, "ker
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("chart", choices=CHARTS)
     parser.add_argument("file", type=Path, metavar="FILE", help="a page or the JSON of a benchmark")
     parser.add_argument("--to", type=Path, required=True, metavar="PNG", help="the picture")

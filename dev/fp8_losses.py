@@ -12,16 +12,15 @@ arguments.
 import argparse
 import math
 import statistics
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bench import last_line, markdown
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from llamac.base.log import read_log
 from llamac.base.version import provenance, provenance_text
+from llamac.bench import harness
+from llamac.bench.report import markdown
+from llamac.report.plot import read_log
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINE = "bf16"
@@ -48,12 +47,8 @@ def run(o: argparse.Namespace, recipe: str, seed: int) -> float | None:
     ours |= {"val-steps": o.val_steps, "checkpoint-every": -1, "out": out}
     words = [word for name, value in ours.items() for word in (f"--{name}", str(value))]
     command = [o.build / "train_llama3", "--config", "tiny.toml", *words, *RECIPES[recipe], *o.flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        print(
-            f"{recipe}, seed {seed}: exit code {done.returncode}: {last_line(done.stderr)}", file=sys.stderr
-        )
-        return None
+    if failure := harness.execute(command, folder=ROOT).failure:
+        return harness.say(f"{recipe}, seed {seed}: {failure}")
     return validation_loss(out / "log.jsonl", o.steps)
 
 
@@ -81,7 +76,7 @@ def table(losses: dict[str, list[float]]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = harness.parser(__doc__)
     parser.add_argument("--build", type=Path, default=ROOT / "build/auto")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=3)

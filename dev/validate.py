@@ -10,14 +10,12 @@ report validation FILE` renders it.
 arguments.
 """
 
-import argparse
 import io
 import json
 import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -28,9 +26,10 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from llamac.base.log import read_log
 from llamac.base.version import provenance
+from llamac.bench import harness
 from llamac.doctor.installation import ENGINES
+from llamac.report.plot import read_log
 from llamac.report.validation import FORMAT
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,13 +123,17 @@ def stages(m: Machine) -> dict[str, Stage]:
     name = f"operations-{preset}"
     found[name] = Stage([[*bench, *some, "--preset", preset, "--out", m.out / name / "bench.json"]])
     if not gpu:
-        steps = ["--rounds", 1, "--steps", 10 if m.quick else 40]
-        found["train"] = Stage([[PYTHON, ROOT / "dev/bench_cpu.py", *steps]])
+        found["train"] = training_stage(m, "train", "cpu", "--steps", 5 if m.quick else 35, "--warm-up", 5)
     for workload in ("1b-b8-t2048", "8b-b1-t8192") if gpu else ():
-        name = f"train-{workload}"
-        train = [PYTHON, ROOT / "dev/bench_train.py", "--build", m.build, "--workload", workload]
-        found[name] = Stage([[*train, "--rounds", 1, "--out", m.out / name / "bench_train.json"]])
+        found[f"train-{workload}"] = training_stage(m, f"train-{workload}", workload)
     return found
+
+
+def training_stage(m: Machine, name: str, workload: str, *flags: object) -> Stage:
+    """One round beside PyTorch."""
+    command = [PYTHON, ROOT / "dev/bench_train.py", "--build", m.build, "--workload", workload, "--rounds", 1]
+    only = ["--only", "llamac,eager" if workload == "cpu" else "llamac,compile,eager"]
+    return Stage([[*command, *only, *flags, "--out", m.out / name / "bench_train.json"]])
 
 
 def losses_stage(m: Machine) -> Stage:
@@ -186,23 +189,6 @@ def version(m: Machine) -> list[str]:
         return []
 
 
-def run(command: list, log, seconds: float, m: Machine) -> int | None:
-    """Exit status; None where the time was over. The whole group of processes ends with it."""
-    words = list(map(str, command))
-    log.write(f"$ {' '.join(words)}\n")
-    log.flush()
-    environment = os.environ | {"LLAMAC_BUILD": str(m.build)}
-    process = subprocess.Popen(
-        words, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True
-    )
-    try:
-        return process.wait(max(seconds, 0))
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return None
-
-
 def try_stage(name: str, stage: Stage, m: Machine, seconds: float) -> dict:
     """Its record. status: passed, failed, "time was over", "left out"; reason: why."""
     record: dict = {"stage": name, "commit": provenance()["commit"], "quick": m.quick, "gpus": m.gpus}
@@ -212,20 +198,27 @@ def try_stage(name: str, stage: Stage, m: Machine, seconds: float) -> dict:
     shutil.rmtree(m.out / name, ignore_errors=True)
     (m.out / name).mkdir(parents=True)
     begin, status, reason = time.monotonic(), "passed", ""
-    with (m.out / name / "console.log").open("w") as log:
-        for command in stage.commands:
-            code = run(command, log, seconds - (time.monotonic() - begin), m)
-            if code is None:
-                status, reason = "time was over", f"{seconds:.0f} s"
-            elif code != 0:
-                status, reason = "failed", f"{Path(str(command[0])).name} ended with {code}"
-            if code != 0:
-                break
-        else:
-            right, found = stage.check()
-            log.write(f"{found}\n")
-            if not right:
-                status, reason = "failed", found
+    console = m.out / name / "console.log"
+
+    def note(text: str) -> None:
+        with console.open("a") as log:
+            log.write(text + "\n")
+
+    for command, words in zip(stage.commands, record["commands"]):
+        note(f"$ {words}")
+        left = seconds - (time.monotonic() - begin)
+        failure = harness.execute(command, left, ROOT, console, LLAMAC_BUILD=str(m.build)).failure
+        if failure == harness.STOPPED:
+            status, reason = "time was over", f"{seconds:.0f} s"
+        elif failure:
+            status, reason = "failed", f"{Path(str(command[0])).name}: {failure}"
+        if failure:
+            break
+    else:
+        right, found = stage.check()
+        note(found)
+        if not right:
+            status, reason = "failed", found
     return record | {"status": status, "reason": reason, "seconds": round(time.monotonic() - begin, 1)}
 
 
@@ -270,9 +263,7 @@ def pack(m: Machine, records: list[dict]) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("stage", nargs="*", help="these alone, again; default: all that have not passed")
     parser.add_argument(
         "--build", type=Path, default=ROOT / "build/auto", help="folder of the built programs"

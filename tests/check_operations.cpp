@@ -35,23 +35,6 @@ using namespace llamac;
 
 namespace {
 
-// All that the values of a case's operands go by.
-std::string describe_values(const Case& c) {
-    std::string text = "(";
-    for (size_t i = 0; i < c.absent.size(); i++)
-        text += (i ? " " : "") + std::string(c.absent[i] ? "-" : name(c.entry->operands[i].dtype));
-    text += ")";
-    for (size_t d = 0; d < c.size.size(); d++)
-        text += " " + c.op->dimensions[d].name + "=" + std::to_string(c.size[d]);
-    for (size_t i = 0; i < c.scalars.size(); i++)
-        if (c.op->scalars[i].kind == 'b')
-            text += " " + c.op->scalars[i].name + "=" + std::to_string(c.scalars[i].integer);
-    return text + " case " + std::to_string(c.number);
-}
-std::string describe(const Case& c, const Variant& v) {
-    return c.op->name + " " + v.name + " " + describe_values(c) + (c.strided ? " strided" : "");
-}
-
 // Runs of an emulated kernel with its lanes in other orders.
 std::string compare_orders([[maybe_unused]] const Case& c, [[maybe_unused]] const Variant& v,
                            [[maybe_unused]] const Run& first) {
@@ -138,28 +121,7 @@ Verdict check_case(Case& c, const Variant& v, bool once, double& tightest) {
     return {true, wrong()};
 }
 
-// What cases of one shape differ in; flags and absent have a bit per bool scalar and per operand that may be null.
-struct Combination {
-    unsigned flags, absent;
-    bool strided;
-};
 constexpr size_t most_with_every_shape = 32;  // times combinations of types
-std::vector<Combination> combinations(const Operation& op, bool brief) {
-    const auto count = [](const auto& items, auto is) {
-        return std::count_if(items.begin(), items.end(), is);
-    };
-    const unsigned flags = 1u << count(op.scalars, [](const ScalarInfo& s) { return s.kind == 'b'; });
-    const unsigned nulls = 1u << count(op.operands, [](const Operand& o) { return o.nullable; });
-    const int layouts = count(op.operands, [](const Operand& o) { return o.strided; }) ? 2 : 1;
-    std::vector<Combination> all;
-    for (unsigned k = 0; k < flags * nulls * layouts; k++) {
-        const Combination c{k % flags, k / flags % nulls, k >= flags * nulls};
-        if (c.strided && c.absent) continue;  // neither has to do with the other
-        if (!brief || c.absent == 0 || c.absent == nulls - 1) all.push_back(c);
-    }
-    return all;
-}
-
 // Whether an instantiation before this one has operands of the same sizes.
 bool has_sizes_of_another(const Variant& v, const Instantiation& entry) {
     const auto same = [](const ParameterType& a, const ParameterType& b) {

@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "dev"))
 import baselines
 import bench
 
+from llamac.base.errors import InputError
 from llamac.base.version import commit, provenance_text
 from llamac.bench import timing, torch_operations
 from llamac.bench.torch_operations import Case
@@ -30,35 +31,13 @@ LINE = {
     "limit": {"gbps": 4000.0, "by": "memcpy"},
     "check": {"shape": {"N": 16, "C": 64}, "passed": True},
     "runs": [
-        {
-            "variant": "vectorized",
-            "block": 256,
-            "ms": 0.5,
-            "gbps": 3000.4,
-            "tflops": 7.0,
-            "percent": 75.01,
-            "error": 0.3,
-        },
-        {
-            "variant": "vectorized",
-            "block": 128,
-            "ms": 0.4,
-            "gbps": 3600.4,
-            "tflops": 8.0,
-            "percent": 90.01,
-            "error": 0.3,
-        },
-        {
-            "variant": "naive",
-            "block": 256,
-            "ms": 2.0,
-            "gbps": 700.0,
-            "tflops": 1.0,
-            "percent": 17.5,
-            "error": 0.2,
-        },
-        {"variant": "naive", "block": 64, "ms": 3.0, "gbps": 500.0, "tflops": 1.0}
-        | {"percent": 12.5, "error": 0.2},
+        dict(zip(("variant", "block", "ms", "gbps", "tflops", "percent", "error"), values))
+        for values in (
+            ("vectorized", 256, 0.5, 3000.4, 7.0, 75.01, 0.3),
+            ("vectorized", 128, 0.4, 3600.4, 8.0, 90.01, 0.3),
+            ("naive", 256, 2.0, 700.0, 1.0, 17.5, 0.2),
+            ("naive", 64, 3.0, 500.0, 1.0, 12.5, 0.2),
+        )
     ],
 }
 FAILED = LINE | {"operation": "swiglu_forward", "check": LINE["check"] | {"passed": False}}
@@ -104,21 +83,8 @@ def test_the_fastest_block_of_each_kind_stands_in_the_table(fake, capsys):
     arguments = fake("rmsnorm_forward", [LINE])
     assert bench.main([*arguments, "--preset", "8b", "--dtype", "bf16"]) == 0
     markdown = capsys.readouterr().out
-    assert cells(markdown) == [
-        [
-            "rmsnorm_forward",
-            "bf16",
-            "N=16 C=64",
-            "2.0000",
-            "0.4000",
-            "vectorized, 128",
-            "3600 GB/s",
-            "90.0",
-            "-",
-            "-",
-            "-",
-        ]
-    ]
+    found = "rmsnorm_forward|bf16|N=16 C=64|2.0000|0.4000|vectorized, 128|3600 GB/s|90.0|-|-|-"
+    assert cells(markdown) == [found.split("|")]
     build = Path(arguments[1])
     assert (build / "bench.md").read_text() == markdown
     content = json.loads((build / "bench.json").read_text())
@@ -156,10 +122,7 @@ def test_runs_without_a_time_are_passed_over():
 FAULTS = {
     "exit": ("print('first\\nno device', file=sys.stderr); sys.exit(2)", "exit code 2: no device"),
     "signal": ("import os; os.kill(os.getpid(), 11)", "killed by signal 11"),
-    "text": ("print('hello')", "line 2 of its output is no JSON object: hello"),
-    "list": ("print('[1]')", "line 2 of its output is no JSON object: [1]"),
-    "key": ("print('{\"operation\": 1}')", "line 2 of its output lacks bytes, check, device, dtype"),
-    "slow": ("sys.stdout.flush(); import time; time.sleep(60)", "stopped after 2 s"),
+    "slow": ("sys.stdout.flush(); import time; time.sleep(60)", "the time was over"),
 }
 
 
@@ -207,7 +170,7 @@ def test_presets_follow_the_device(fake, capsys):
     assert "times say nothing about a GPU" in capsys.readouterr().out
 
 
-def test_operations_are_chosen_by_name_or_beginning(fake, capsys):
+def test_operations_are_chosen_by_name_or_beginning(fake):
     for name in ("rmsnorm_forward", "rmsnorm_backward", "rope_forward"):
         arguments = fake(name, [LINE | {"operation": name}])
     assert bench.main([*arguments, "--preset", "8b", "--operation", "rmsnorm", "rope_forward"]) == 0
@@ -216,16 +179,13 @@ def test_operations_are_chosen_by_name_or_beginning(fake, capsys):
         "rmsnorm_forward",
         "rope_forward",
     ]
-    assert bench.main([*arguments, "--operation", "rms"]) == 2
-    assert "--operation rms: expected one of rmsnorm_backward, rmsnorm_forward" in capsys.readouterr().err
+    with pytest.raises(InputError, match="--operation rms: expected one of rmsnorm_backward, rmsnorm_forw"):
+        bench.main([*arguments, "--operation", "rms"])
 
 
-def test_bad_folders(fake, tmp_path, capsys):
-    arguments = fake("a", [LINE])
-    assert bench.main(["--build", str(tmp_path / "none")]) == 2
-    assert bench.main([*arguments[:2], "--sources", str(tmp_path)]) == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert "expected the folder of a build" in errors[0] and "no sources of microbenchmarks" in errors[1]
+def test_a_bad_folder(tmp_path):
+    with pytest.raises(InputError, match="expected the folder of a build"):
+        bench.main(["--build", str(tmp_path / "none")])
 
 
 def test_programs_of_the_repository_have_baselines():
@@ -262,20 +222,8 @@ def test_baselines_are_timed_until_the_time_is_over(fake, capsys, monkeypatch):
 
 # ---- PyTorch's side
 
-SIZES = {
-    "B": 2,
-    "T": 7,
-    "NH": 6,
-    "NKV": 2,
-    "HD": 8,
-    "N": 14,
-    "C": 24,
-    "K": 20,
-    "F": 12,
-    "V": 33,
-    "P": 101,
-    "M": 9,
-}
+SIZES = {"B": 2, "T": 7, "NH": 6, "NKV": 2, "HD": 8, "N": 14, "C": 24, "K": 20, "F": 12, "V": 33}
+SIZES |= {"P": 101, "M": 9}
 LABELS = {
     "rmsnorm_backward": ["f32", "f32, no dresidual", "T=bf16 G=f32, no dresidual"],
     "adamw": ["f32, no master", "T=bf16 G=bf16 M=f32", "T=bf16 G=f32 M=bf16, no master", "bf16, no master"],
@@ -361,12 +309,8 @@ def test_measure_takes_the_fastest_way_and_says_what_failed(operation, monkeypat
     assert set(found) == ({"compile"} if operation == "adamw" else {"eager", "compile"})
     assert len(failures) == (operation == "adamw")
     for mode in found.values():
-        assert (
-            mode["ms"]
-            == mode["methods"][mode["method"]]["ms"]
-            == min(w["ms"] for w in mode["methods"].values())
-            > 0
-        )
+        fastest = min(mode["methods"].items(), key=lambda item: item[1]["ms"])
+        assert (mode["method"], mode["ms"]) == (fastest[0], fastest[1]["ms"]) and mode["ms"] > 0
 
 
 def test_measure_survives_what_it_does_not_know():

@@ -14,7 +14,9 @@ import pytest
 from conftest import ROOT
 
 import llamac
+from llamac.base.errors import InputError
 from llamac.data import Loader
+from llamac.report.plot import read_log
 from llamac.training.options import parse
 
 sys.path.insert(0, str(ROOT / "dev"))
@@ -28,7 +30,7 @@ with open(folder + "/calls", "a") as calls:
 compiled = "--compile" in sys.argv
 turns = [json.loads(line) for line in open(folder + "/calls")]
 first = [turn[0] == {name!r} and ("--compile" in turn) == compiled for turn in turns].count(True) == 1
-words = [word for word in sys.argv[1:] if word not in ("--train", "--compile")]
+words = [word for word in sys.argv[1:] if word not in ("--train", "--compile", "script", "hf")]
 flags = dict(zip(words[::2], words[1::2]))
 log_file = flags.get("--log") or flags.get("--out", "") + "/log.jsonl"
 print({greeting!r})
@@ -51,10 +53,11 @@ def fake(tmp_path, monkeypatch):
     model = SimpleNamespace(vocab_size=4096, flops_per_token=lambda T: 1e11)
     monkeypatch.setattr(bench_train, "load_config", lambda name: model)
 
-    def make(ours: str = "steps()", torch: str = "steps()", baseline: str = "") -> list[str]:
+    def make(ours: str = "steps()", torch: str = "steps()") -> list[str]:
         texts = {"train_llama3": (ours, "  computes on   Some GPU    tokens  1", 1000, 1100)}
         texts["train_llama3.py"] = (torch, "PyTorch 9.9 on Some GPU, tiny: 5 parameters", 400, 320)
-        texts["baseline.py"] = (baseline, "", 0, 0)
+        texts["dev/peers.py"] = ("steps()", "PyTorch 9.9 on Some GPU, tiny: 5 parameters", 500, 500)
+        (tmp_path / "dev").mkdir(exist_ok=True)
         for name, (body, greeting, speed, later) in texts.items():
             values = {"name": name, "greeting": greeting, "speed": speed, "later": later, "body": body}
             text = PROGRAM.format(folder=str(tmp_path), **values)
@@ -63,6 +66,9 @@ def fake(tmp_path, monkeypatch):
         return ["--build", str(tmp_path), "--workload", "tiny"]
 
     return make
+
+
+OURS = ["--only", "llamac,compile,eager"]
 
 
 def calls(folder: Path) -> list[list[str]]:
@@ -76,13 +82,13 @@ def cells(markdown: str) -> list[list[str]]:
 
 
 def test_programs_take_turns_and_are_compared(fake, tmp_path, capsys):
-    assert bench_train.main([*fake(), "--llamac-flags", "--kernel 'a b'"]) == 0
+    assert bench_train.main([*fake(), *OURS, "--llamac-flags", "--kernel 'a b'"]) == 0
     out = capsys.readouterr().out
     # llamac 1000 and 1100 in the two rounds, compile 800 and 640, eager 400 and 320.
     assert cells(out) == [
-        ["llamac", "none", "1050", "105.0", "80.2", "9.5", "2/2", "7.500", "-"],
-        ["compile", "none", "720", "72.0", "80.2", "22.2", "2/2", "7.500", "1.484"],
-        ["eager", "none", "360", "36.0", "80.2", "22.2", "2/2", "7.500", "2.969"],
+        ["llamac", "none", "1050", "105", "80.2", "9.5", "2/2", "7.500", "-"],
+        ["compile", "none", "720", "72", "80.2", "22.2", "2/2", "7.500", "1.484"],
+        ["eager", "none", "360", "36", "80.2", "22.2", "2/2", "7.500", "2.969"],
     ]
     turns = [(words[0], words[-1] == "--compile") for words in calls(tmp_path)]
     assert turns == [("train_llama3", False), ("train_llama3.py", True), ("train_llama3.py", False)] * 2
@@ -106,14 +112,12 @@ def test_another_build_takes_its_turns(fake, tmp_path, capsys):
     assert [words[0] for words in calls(tmp_path)] == ["train_llama3", "other"] * 2
     ours, other = (dict(zip(words[1::2], words[2::2])) for words in calls(tmp_path)[:2])
     assert ours.pop("--kernel") == "a=b" and ours.pop("--out") != other.pop("--out") and ours == other
-    assert bench_train.main([*fake(), "--other", str(tmp_path / "none")]) == 2
-    assert "--other: expected a folder with train_llama3" in capsys.readouterr().err
 
 
 def test_each_program_gets_the_same_run(fake, tmp_path):
     """The flags are ones that the programs take, and the tokens are there while they run."""
     check = "import shutil; shutil.copy(flags['--train-data'], folder + '/tokens.bin'); steps()"
-    assert bench_train.main([*fake(check), "--rounds", "1", "--llamac-flags", "--kernel a=b"]) == 0
+    assert bench_train.main([*fake(check), *OURS, "--rounds", "1", "--llamac-flags", "--kernel a=b"]) == 0
     ours, compiled, eager = calls(tmp_path)
     assert [ours[0], compiled[0], eager[0]] == ["train_llama3", "train_llama3.py", "train_llama3.py"]
     assert ours[-2:] == ["--kernel", "a=b"] and compiled[1] == eager[1] == "--train"
@@ -172,31 +176,47 @@ def test_sharded_workloads():
     assert [o.workloads[name].devices for name in names] == [4, 1]
 
 
-def test_a_baseline_is_one_more_program(fake, tmp_path, capsys, monkeypatch):
-    line = {"ms": 9.0, "tok_s": 555, "tflops": 5.5, "peak_gib": 7.7, "loss": 8.1}
-    arguments = [*fake(baseline=f"print({json.dumps(line)!r})"), "--rounds", "1", "--only", "baseline"]
-    work = bench_train.Workload("tiny", 2, 64, torch_recompute="block", baseline="small")
-    monkeypatch.setitem(bench_train.TRIAL, "tiny", work)
-    assert bench_train.main([*arguments, "--baseline", str(tmp_path / "baseline.py")]) == 0
-    assert cells(capsys.readouterr().out) == [
-        ["baseline", "block", "555", "5.5", "7.7", "0.0", "1/1", "8.100", "-"]
+def test_peers_are_more_programs(fake, tmp_path, capsys, monkeypatch):
+    """Each runs where its packages are; without them its row says so, which is no failure."""
+    monkeypatch.setattr(bench_train, "find_spec", lambda name: None if name == "torchao" else name)
+    arguments = [*fake(), "--rounds", "1", "--only", "script,torchao,hf"]
+    assert bench_train.main(arguments) == 0
+    rows = {row[0]: row[1:] for row in cells(capsys.readouterr().out)}
+    assert rows["script"] == rows["hf"] == ["none", "500", "50", "80.2", "0.0", "1/1", "7.500", "-"]
+    assert rows["torchao"] == ["none", "-", "-", "-", "-", "0/1", "-", "not installed: torchao"]
+    assert [words[:2] for words in calls(tmp_path)] == [["dev/peers.py", "script"], ["dev/peers.py", "hf"]]
+
+
+@pytest.mark.parametrize("program", ["script", "hf"])
+def test_a_peer_trains(program, tmp_path):
+    """Without its compiler, and without Liger, whose part is in the place of a loss of the same value."""
+    package = tmp_path / "liger_kernel/transformers"
+    package.mkdir(parents=True)
+    (tmp_path / "liger_kernel/__init__.py").touch()
+    (package / "__init__.py").write_text("def apply_liger_kernel_to_llama(**parts): pass\n")
+    log = tmp_path / "log.jsonl"
+    command = [
+        sys.executable,
+        ROOT / "dev/peers.py",
+        program,
+        "--model",
+        "tiny",
+        "--log",
+        log,
+        "--warmup-steps",
     ]
-    words = "baseline.py --model small --batch 2 --seq 64 --steps 8 --backend cudnn --ac"
-    assert calls(tmp_path) == [words.split()]
-    for text, failure in (
-        ('{"error": "OOM"}', "out of memory"),
-        ('{"ms": 1}', "expected a JSON line"),
-        ("", "exp"),
-    ):
-        fake(baseline=f"print({text!r})")
-        bench_train.main([*arguments, "--baseline", str(tmp_path / "baseline.py")])
-        assert cells(capsys.readouterr().out)[0][-1].startswith(failure)
+    command += ["0", "--batch-size", "2", "--seq-len", "32", "--steps", "3", "--lr", "1e-2", "--dtype", "f32"]
+    environment = os.environ | {"TORCH_COMPILE_DISABLE": "1", "PYTHONPATH": str(tmp_path)}
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    events = read_log(log)
+    assert [event["step"] for event in events] == [1, 2, 3]
+    assert all(8 < event["loss"] < 9 and event["tokens_per_s"] > 0 for event in events)
 
 
 FAULTS = {
     "exit": ("print('x\\nno device'); sys.exit(2)", "exit code 2: no device"),
     "memory": ("print('torch.OutOfMemoryError: CUDA out of memory.\\nhint'); sys.exit(1)", "out of memory"),
-    "signal": ("os.kill(os.getpid(), 11)", "exit code -11"),
+    "signal": ("os.kill(os.getpid(), 11)", "killed by signal 11"),
     "key": (
         'open(log_file, \'w\').write(\'{"event": "step", "step": 9}\\n\')',
         "its log: 'ms'",
@@ -265,14 +285,14 @@ def test_ended_from_outside(fake, tmp_path):
 
 
 REFUSED = {
-    "--only=llamac,torch": "some of llamac, other, ops, compile, eager, baseline, found torch",
-    "--only=baseline": "--baseline: expected a script, found None",
+    "--only=llamac,torch": "some of llamac, other, ops, compile, eager, script, torchao, hf, found torch",
+    "--other=/nowhere": "--other: expected a folder with train_llama3",
     "--build=/nowhere": "--build /nowhere: expected train_llama3 in it",
     "--rounds=0": "--rounds, --steps: expected at least 1",
 }
 
 
 @pytest.mark.parametrize("flag, message", REFUSED.items(), ids=REFUSED)
-def test_bad_arguments(fake, capsys, flag, message):
-    assert bench_train.main([*fake(), flag]) == 2
-    assert message in capsys.readouterr().err
+def test_bad_arguments(fake, flag, message):
+    with pytest.raises(InputError, match=message):
+        bench_train.main([*fake(), flag])

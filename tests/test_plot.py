@@ -148,8 +148,8 @@ def test_training_of_a_page(drawn):
 
 
 def test_training_of_results(drawn):
-    """A failed run has no bar; the script is called baseline in them."""
-    figure = drawn("training", runs(llamac=100, compile=50, baseline=80), "bench_train.json")
+    """A failed run has no bar."""
+    figure = drawn("training", runs(llamac=100, compile=50, script=80), "bench_train.json")
     assert labels(figure.axes[0]) == ["150", "75   2.00x", "120   1.25x"]
     assert f"Some GPU, llamac {provenance()['version']}, commit {provenance()['commit']}" in title(figure)
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["tiny\nB=2 T=64"]

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from llamac.base.version import provenance
 from llamac.bench import command as bench
 from llamac.bench import liger, measure, overhead, timing
 from llamac.bench import torch_operations as torch_ops
-from llamac.bench.functions import FUNCTIONS, Function, arguments_of, call_of, case_of, differences, sizes
+from llamac.bench.functions import FUNCTIONS, arguments_of, call_of, case_of, differences, sizes
 from llamac.report import plot
 
 SIZE = sizes("tiny", 1, 8)
@@ -59,7 +60,7 @@ def test_a_wrong_gradient_is_a_difference():
     def wrong(gate_up):
         return right.ours(Wrong.apply(gate_up))
 
-    injected = Function(wrong, right.torch, right.inputs, right.leaves, right.forward, right.backward)
+    injected = replace(right, ours=wrong)
     (message,) = differences(injected, case_of("swiglu", SIZE, "f32", "cpu"))[:1]
     assert message.startswith("gradient 0: ")
 
@@ -158,7 +159,7 @@ def test_a_failing_baseline_leaves_the_others(monkeypatch):
         raise RuntimeError("out of memory\nby far")
 
     for field, failing in ((broken, {"llamac"}), (right.ours, set())):
-        injected = Function(field, right.torch, right.inputs, right.leaves, right.forward, right.backward)
+        injected = replace(right, ours=field)
         rows = measure.measure("swiglu", injected, case_of("swiglu", SIZE, "f32", "cpu"), True, "default", 0)
         assert {r["baseline"] for r in rows if "error" in r} == failing
         assert all(r["error"] == "RuntimeError: out of memory" for r in rows if "error" in r)
@@ -263,7 +264,7 @@ def test_a_wrong_function_is_the_exit_code(tmp_path, capsys, monkeypatch):
     def wrong(gate_up):
         return right.ours(gate_up) * 1.05
 
-    injected = Function(wrong, right.torch, right.inputs, right.leaves, right.forward, right.backward)
+    injected = replace(right, ours=wrong)
     monkeypatch.setitem(FUNCTIONS, "swiglu", injected)
     code, rows = run(tmp_path, "--operation", "swiglu")
     streams = capsys.readouterr()

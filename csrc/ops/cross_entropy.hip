@@ -503,7 +503,7 @@ Operation cross_entropy(
     "(losses: A[N], dlogits?: T[N,V] may_share(logits), mean?: A[] mean, num_valid?: A[];"
     " logits: T[N,V], targets: i32[N] strided <V except(ignore_index), dlosses?: A[N] strided;"
     " dloss: float {0.25, 1}, ignore_index: int {-100, 0, 5}) rows(N) empty(N)"
-    " test(N=4, V=128256) test(N=1, V=131080) test(N=4, V=50003)",
+    " test(N=4, V=128256) test(N=1, V=131080) test(N=4, V=50003) test(N=3, V=40001)",
     "losses = logsumexp(logits) - logits[target], their mean, and the gradient of logits",
     {{"cpu", "rows over threads, three passes over a cached row", Backend::host,
       instantiations<cross_entropy_cpu<float>, cross_entropy_cpu<bf16>>()},

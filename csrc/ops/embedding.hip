@@ -366,7 +366,7 @@ double embedding_forward_bytes(const Call& c) {
 
 Operation embedding_forward(
     "embedding_forward<T: f32 bf16 f64>"
-    "(out: T[N,C]; tokens: i32[N] <V, weight: T[V,C]) rows(N) empty(N)"
+    "(out: T[N,C]; tokens: i32[N] <V, weight: T[V,C]) rows(N) empty(N) test(N=9, V=40, C=4096)"
     " derivative embedding_backward(dweight: grad weight; dout: grad out, tokens)",
     "out = weight[tokens]",
     {{"cpu", "rows over threads", Backend::host,
@@ -385,7 +385,7 @@ Operation embedding_backward(
     "embedding_backward<T: f32 bf16 f64, G: f32 bf16 f64>"
     "(dweight: G[V,C] adds_if(accumulate); dout: T[N,C], tokens: i32[N] <V; accumulate: "
     "bool)"
-    " rows(N) empty(N)",
+    " rows(N) empty(N) test(N=9, V=40, C=4096)",
     "dweight[tokens] += dout, the rows of a token added before they are rounded",
     {{"cpu", "tokens sorted, vocabulary over threads", Backend::host,
       instantiations<embedding_backward_cpu<float, float>, embedding_backward_cpu<bf16, bf16>,

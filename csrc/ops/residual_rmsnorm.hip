@@ -74,6 +74,7 @@ Operation residual_rmsnorm_forward(
     "residual_rmsnorm_forward<T: f32 bf16 f64, A: arithmetic(T)>"
     "(sum: T[N,C] may_share(x, residual), out: T[N,C], rstd: A[N];"
     " x: T[N,C], residual: T[N,C], weight: T[C]; eps: float {1e-5, 1e-6}) rows(N) empty(N)"
+    " test(N=3, C=2048) test(N=2, C=8192) test(N=2, C=16384)"
     " derivative rmsnorm_backward(dx: grad x, dweight: grad weight;"
     " dout: grad out, x: sum, weight, rstd, dresidual: grad sum)"
     " grad residual = grad x",

@@ -329,7 +329,7 @@ const std::vector<int> backward_block_sizes = {512, 256, 1024};
 Operation rmsnorm_forward(
     "rmsnorm_forward<T: f32 bf16 f64, A: arithmetic(T)>"
     "(out: T[N,C], rstd: A[N]; x: T[N,C], weight: T[C]; eps: float {1e-5, 1e-6})"
-    " rows(N) empty(N)"
+    " rows(N) empty(N) test(N=3, C=2048) test(N=2, C=8192) test(N=2, C=16384)"
     " derivative rmsnorm_backward(dx: grad x, dweight: grad weight; dout: grad out, x, weight, rstd)",
     "out = x / rms(x) * weight",
     {{"cpu", "rows over threads, vector lanes over columns", Backend::host,
@@ -348,7 +348,7 @@ Operation rmsnorm_backward(
     "rmsnorm_backward<T: f32 bf16 f64, A: arithmetic(T), G: f32 bf16 f64>"
     "(dx: T[N,C] may_share(dresidual, dout), dweight: G[C] adds_if(accumulate), out?: T[N,C];"
     " dout: T[N,C], x: T[N,C], weight: T[C], rstd: A[N], dresidual?: T[N,C]; accumulate: bool)"
-    " rows(N) empty(N)",
+    " rows(N) empty(N) test(N=9, C=4096)",
     "gradients of rmsnorm_forward, and of residual_rmsnorm_forward with the sum as x",
     {{"cpu", "rows over threads; dweight by blocks of rows", Backend::host,
       instantiations<rmsnorm_backward_cpu<float, float>, rmsnorm_backward_cpu<bf16, bf16>,

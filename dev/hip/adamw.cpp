@@ -1,6 +1,5 @@
-// AdamW: weights rounded stochastically, and with fp32 master weights. Flags: benchmark.h.
+// AdamW: weights rounded stochastically, and with fp32 master weights.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"adamw", {"master"}}, {"adamw"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "adamw", .absent = {"master"}},
+                                                           {.operation = "adamw"}};

@@ -1,6 +1,5 @@
-// AdamW that also writes the new weight in fp8, rounded stochastically. Flags: benchmark.h.
+// AdamW that also writes the new weight in fp8, rounded stochastically.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"adamw_quantize", {"master"}}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {
+    {.operation = "adamw_quantize", .absent = {"master"}}};

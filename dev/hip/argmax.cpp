@@ -1,6 +1,4 @@
-// The likeliest token of one sequence. Flags: benchmark.h.
+// The likeliest token of one sequence.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"argmax", {}, {}, {{"N", 1}}}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "argmax", .widths_8b = "N=1"}};

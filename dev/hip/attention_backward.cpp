@@ -1,6 +1,5 @@
-// Causal attention with grouped queries, backward. Flags: benchmark.h.
+// Causal attention with grouped queries, backward.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"attention_backward", {"first"}}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {
+    {.operation = "attention_backward", .absent = {"first"}}};

@@ -1,6 +1,5 @@
-// Causal attention with grouped queries. Flags: benchmark.h.
+// Causal attention with grouped queries.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"attention_forward", {"first"}}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {
+    {.operation = "attention_forward", .absent = {"first"}}};

@@ -1,6 +1,5 @@
-// Attention of the token for which a cache has room left, to all before it. Flags: benchmark.h.
+// Attention of the token for which a cache has room left, to all before it.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"attention_next", {}, {}, {{"B", 1}}, {"begin"}, {"end"}}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {
+    {.operation = "attention_next", .widths_8b = "B=1", .first = {"begin"}, .last = {"end"}}};

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/dispatch.h"
 #include "core/registry.h"
@@ -13,54 +14,31 @@ namespace llamac {
 namespace {
 
 using Widths = std::map<std::string, int64_t>;
+using Json = nlohmann::ordered_json;
 
 // By dimension letter. 8b: Llama 3.1 8B's widths at 16,384 rows; small: a 12-head model's; tiny: for the
 // emulation.
-const std::map<std::string, Widths> presets = {
-    {"8b",
-     {{"B", 2},
-      {"T", 8192},
-      {"NH", 32},
-      {"NKV", 8},
-      {"HD", 128},
-      {"M", 8192},
-      {"N", 16384},
-      {"C", 4096},
-      {"K", 4096},
-      {"F", 14336},
-      {"V", 128256},
-      {"P", 268435456}}},
-    {"small",
-     {{"B", 8},
-      {"T", 1024},
-      {"NH", 12},
-      {"NKV", 4},
-      {"HD", 64},
-      {"M", 1024},
-      {"N", 8192},
-      {"C", 768},
-      {"K", 768},
-      {"F", 2048},
-      {"V", 32000},
-      {"P", 16777216}}},
-    {"tiny",
-     {{"B", 1},
-      {"T", 16},
-      {"NH", 4},
-      {"NKV", 2},
-      {"HD", 16},
-      {"M", 16},
-      {"N", 16},
-      {"C", 64},
-      {"K", 64},
-      {"F", 96},
-      {"V", 264},
-      {"P", 4096}}},
+const std::map<std::string, const char*> presets = {
+    {"8b", "B=2,T=8192,NH=32,NKV=8,HD=128,M=8192,N=16384,C=4096,K=4096,F=14336,V=128256,P=268435456"},
+    {"small", "B=8,T=1024,NH=12,NKV=4,HD=64,M=1024,N=8192,C=768,K=768,F=2048,V=32000,P=16777216"},
+    {"tiny", "B=1,T=16,NH=4,NKV=2,HD=16,M=16,N=16,C=64,K=64,F=96,V=264,P=4096"},
 };
 
+// Sets the sizes of "N=16384,C=4096". Returns the first item that is not of this form.
+std::string set_sizes(Widths& widths, const std::string& text) {
+    std::istringstream items(text);
+    for (std::string item; std::getline(items, item, ',');) {
+        const size_t equals = item.find('=');
+        char* end = nullptr;
+        const int64_t value = equals == item.npos ? 0 : std::strtoll(item.c_str() + equals + 1, &end, 10);
+        if (value < 1 || *end) return item;
+        widths[item.substr(0, equals)] = value;
+    }
+    return "";
+}
+
 struct Flags {
-    std::string variant, preset = "8b", dtype = "bf16";
-    std::vector<std::string> shape;
+    std::string variant, preset = "8b", dtype = "bf16", shape;
     int64_t documents = 0;  // rows of a document, where an operation can have them; 0: no documents
     bool json = false;
 };
@@ -73,35 +51,30 @@ struct Timing {
 
 // One combination of types of one operation.
 struct Job {
-    const Operation* op;
     const Benchmark* benchmark;
-    const Instantiation* types;
-    std::vector<int64_t> size, checked;  // by dimension: what is timed, what is checked
-    std::string label;                   // "T=bf16 G=f32", and what is left out
-    unsigned nulls = 0;                  // as make_case takes them
+    Case timed, checked;  // without values
+    std::string label;    // "T=bf16 G=f32", and what is left out
     int64_t documents = 0;
 };
 
-int64_t largest_operand(const Job& job, const std::vector<int64_t>& size) {
-    Case c{job.op, job.types, 0, false, size, {}, {}, {}, {}};
+int64_t largest_operand(const Case& c) {
     int64_t most = 0;
-    for (size_t i = 0; i < job.op->operands.size(); i++)
+    for (size_t i = 0; i < c.op->operands.size(); i++)
         most = std::max(most, shape_of(c, i, DType::f32).elements());
     return most;
 }
 
 // Fewer rows, so that the serial float64 reference answers in seconds; the widths stay.
-std::vector<int64_t> checked_sizes(const Job& job) {
+Case with_fewer_rows(Case c) {
     constexpr int64_t most = 1 << 22, longest = 512;
-    std::vector<int64_t> size = job.size;
     for (const char* letter : {"B", "T", "S", "M", "N", "P", "V", "C", "K"}) {
-        const int found = job.op->find_dimension(letter);
+        const int found = c.op->find_dimension(letter);
         if (found < 0) continue;
-        const size_t d = static_cast<size_t>(found);
-        if (*letter == 'T' || *letter == 'S') size[d] = std::min(size[d], longest);
-        while (size[d] > 1 && largest_operand(job, size) > most) size[d] = (size[d] + 1) / 2;
+        int64_t& size = c.size[static_cast<size_t>(found)];
+        if (*letter == 'T' || *letter == 'S') size = std::min(size, longest);
+        while (size > 1 && largest_operand(c) > most) size = (size + 1) / 2;
     }
-    return size;
+    return c;
 }
 
 bool same_types(const Instantiation& a, const Instantiation& b) {
@@ -109,10 +82,9 @@ bool same_types(const Instantiation& a, const Instantiation& b) {
         if (a.operands[i].dtype != b.operands[i].dtype) return false;
     return true;
 }
-const Instantiation* instantiation_of(const Variant& v, const Job& job) {
-    for (const Instantiation& e : v.instantiations)
-        if (same_types(e, *job.types)) return &e;
-    return nullptr;
+bool has_types_of(const Variant& v, const Case& c) {
+    return std::any_of(v.instantiations.begin(), v.instantiations.end(),
+                       [&](const Instantiation& e) { return same_types(e, *c.entry); });
 }
 
 // The storage type of an operation's type letter.
@@ -134,49 +106,52 @@ std::string type_label(const Operation& op, const Instantiation& e) {
 bool is_among(const std::vector<const char*>& names, const Operand& o) {
     return std::any_of(names.begin(), names.end(), [&](const char* name) { return o.name == name; });
 }
-bool is_absent(const Benchmark& b, const Operand& o) {
-    return is_among(b.absent, o);
+
+// The bool scalars of a call that leaves them out, as make_case takes them.
+unsigned flags_left_out(const Operation& op) {
+    unsigned flags = 0, bit = 1;
+    for (const ScalarInfo& s : op.scalars) {
+        if (s.kind != 'b') continue;
+        if (s.missing.value_or(0)) flags |= bit;
+        bit <<= 1;
+    }
+    return flags;
 }
 
 std::vector<Job> jobs_of(const Benchmark& b, const Flags& flags) {
     const Operation& op = find_operation(b.operation);
-    Widths widths = presets.at(flags.preset);
-    if (flags.preset == "8b")
-        for (const auto& [letter, value] : b.widths_8b) widths[letter] = value;
-    for (const std::string& item : flags.shape) {
-        const size_t equals = item.find('=');
-        const std::string letter = item.substr(0, equals);
-        const bool known = op.find_dimension(letter) >= 0;
-        char* end = nullptr;
-        const int64_t value =
-            equals == std::string::npos ? 0 : std::strtoll(item.c_str() + equals + 1, &end, 10);
-        if (!known || !end || *end || value < 1)
-            fail("--shape ", item, ": expected LETTER=SIZE with a letter of ", op.name, "'s shapes");
+    Widths widths, given;
+    set_sizes(widths, presets.at(flags.preset));
+    if (flags.preset == "8b") set_sizes(widths, b.widths_8b);
+    std::string wrong = set_sizes(given, flags.shape);
+    for (const auto& [letter, value] : given) {
+        if (op.find_dimension(letter) < 0) wrong = letter;
         widths[letter] = value;
     }
+    if (!wrong.empty())
+        fail("--shape ", wrong, ": expected LETTER=SIZE with a letter of ", op.name, "'s shapes");
     for (const DimensionInfo& d : op.dimensions)  // as many keys as queries, where nobody says
         if (d.at_most >= 0)
             widths.emplace(op.dimensions[static_cast<size_t>(d.at_most)].name, widths.at(d.name));
+    std::vector<int64_t> size;
+    for (const DimensionInfo& d : op.dimensions) size.push_back(widths.at(d.name));
+    unsigned nulls = 0, bit = 1;
+    std::string left_out;
+    for (const Operand& o : op.operands) {
+        if (!o.nullable) continue;
+        if (is_among(b.absent, o)) nulls |= bit, left_out += ", no " + o.name;
+        bit <<= 1;
+    }
     std::vector<Job> jobs;
     for (const Variant& v : op.variants)
         for (const Instantiation& e : v.instantiations) {
-            Job job{&op, &b, &e, {}, {}, type_label(op, e), 0, flags.documents};
             const bool in_type =
                 op.types.empty() || type_of(op, e, 0) == op.types.front().beside(float_dtype(flags.dtype));
-            const bool wanted = v.backend == Backend::device && in_type;
-            const bool known =
-                std::any_of(jobs.begin(), jobs.end(), [&](const Job& j) { return same_types(*j.types, e); });
-            if (!wanted || known) continue;
-            for (const DimensionInfo& d : op.dimensions) job.size.push_back(widths.at(d.name));
-            job.checked = checked_sizes(job);
-            unsigned bit = 1;
-            for (const Operand& o : op.operands) {
-                if (!o.nullable) continue;
-                if (is_absent(b, o)) job.nulls |= bit;
-                job.label += is_absent(b, o) ? ", no " + o.name : "";
-                bit <<= 1;
-            }
-            jobs.push_back(job);
+            const bool known = std::any_of(jobs.begin(), jobs.end(),
+                                           [&](const Job& j) { return same_types(*j.timed.entry, e); });
+            if (v.backend != Backend::device || !in_type || known) continue;
+            const Case c = make_case(op, e, size, 0, false, flags_left_out(op), nulls);
+            jobs.push_back({&b, c, with_fewer_rows(c), type_label(op, e) + left_out, flags.documents});
         }
     return jobs;
 }
@@ -186,12 +161,13 @@ std::vector<Job> jobs_of(const Benchmark& b, const Flags& flags) {
 // 2^20 random values of the type, as an operand of this kind wants them.
 std::vector<uint8_t> pattern(const Job& job, size_t operand) {
     constexpr int64_t count = 1 << 20;
-    const Operand& o = job.op->operands[operand];
-    const DType dtype = job.types->operands[operand].dtype;
+    const Case& c = job.timed;
+    const Operand& o = c.op->operands[operand];
+    const DType dtype = c.entry->operands[operand].dtype;
     std::vector<uint8_t> bytes(static_cast<size_t>(count * size_of(dtype)));
     const uint32_t stream = static_cast<uint32_t>(operand);
     // Statistics that a forward pass has left (rstd, lse) are positive, too.
-    const bool statistic = o.letter >= 0 && job.op->types[static_cast<size_t>(o.letter)].arithmetic_of >= 0;
+    const bool statistic = o.letter >= 0 && c.op->types[static_cast<size_t>(o.letter)].arithmetic_of >= 0;
     const bool positive = o.positive || (statistic && !o.output);
     const bool is_first = is_among(job.benchmark->first, o), is_last = is_among(job.benchmark->last, o);
     Philox block{};
@@ -199,13 +175,13 @@ std::vector<uint8_t> pattern(const Job& job, size_t operand) {
         if (i % 4 == 0) block = random_block(3, 0, stream, i / 4);
         const uint32_t random = block.bits[i % 4];
         const auto begin_of_document = [&] {
-            const int64_t rows = job.size[o.shape[1].symbol], row = job.size[o.begins] - rows + i % rows;
+            const int64_t rows = c.size[o.shape[1].symbol], row = c.size[o.begins] - rows + i % rows;
             return row / job.documents * job.documents;
         };
         const double value = o.begins >= 0              ? begin_of_document()
                              : is_first                 ? 0
-                             : is_last                  ? job.size[o.bound] - 1
-                             : o.bound >= 0             ? random % job.size[o.bound]
+                             : is_last                  ? c.size[o.bound] - 1
+                             : o.bound >= 0             ? random % c.size[o.bound]
                              : info(dtype).is_integer() ? 1 + random % 9
                              : positive                 ? 0.5 + uniform(random)
                                                         : random_normal(3, 0, stream, i);
@@ -224,22 +200,19 @@ void fill(void* to, int64_t bytes, const std::vector<uint8_t>& values) {
 struct Operands {
     std::vector<DeviceMemory> memory;
     std::vector<std::vector<Tensor>> sets;
-    std::vector<Scalar> scalars;
 };
 
 // As many sets as it takes that a call finds nothing of its operands in a cache.
 Operands make_operands(const Job& job) {
     Operands r;
-    Case c{job.op, job.types, 0, false, job.size, {}, {}, {}, {}};
+    const Case& c = job.timed;
     std::vector<Tensor> tensors;
     int64_t bytes = 0;
     const auto [output, input] = job.benchmark->in_place;
     std::vector<bool> has_memory;  // its own: neither absent nor in the memory of another
-    for (size_t i = 0; i < job.op->operands.size(); i++) {
-        const Operand& o = job.op->operands[i];
-        const bool absent = is_absent(*job.benchmark, o);
-        tensors.push_back(absent ? Tensor{} : shape_of(c, i, job.types->operands[i].dtype));
-        has_memory.push_back(!absent && !(output && o.name == output));
+    for (size_t i = 0; i < c.absent.size(); i++) {
+        tensors.push_back(c.absent[i] ? Tensor{} : shape_of(c, i, c.entry->operands[i].dtype));
+        has_memory.push_back(!c.absent[i] && !(output && c.op->operands[i].name == output));
         if (has_memory[i]) bytes += tensors[i].bytes();
     }
     constexpr int64_t most = int64_t{24} << 30;
@@ -257,25 +230,12 @@ Operands make_operands(const Job& job) {
     }
     for (std::vector<Tensor>& set : r.sets)
         if (output)
-            set[static_cast<size_t>(job.op->find_operand(output))].data =
-                set[static_cast<size_t>(job.op->find_operand(input))].data;
-    for (const ScalarInfo& s : job.op->scalars)
-        r.scalars.push_back(s.kind == 'b' ? Scalar(s.missing.value_or(0) != 0) : scalar_for(s, 0));
+            set[static_cast<size_t>(c.op->find_operand(output))].data =
+                set[static_cast<size_t>(c.op->find_operand(input))].data;
     return r;
 }
 
 // ---- check and time
-
-// The bool scalars of a call that leaves them out, as make_case takes them.
-unsigned flags_left_out(const Operation& op) {
-    unsigned flags = 0, bit = 1;
-    for (const ScalarInfo& s : op.scalars) {
-        if (s.kind != 'b') continue;
-        if (s.missing.value_or(0)) flags |= bit;
-        bit <<= 1;
-    }
-    return flags;
-}
 
 // The error's share of its bound for every variant and block size. A wrong one is said, and counted.
 struct Checker {
@@ -283,8 +243,7 @@ struct Checker {
     Truth truth;
     int failed = 0;
 
-    explicit Checker(const Job& job)
-        : c(make_case(*job.op, *job.types, job.checked, 0, false, flags_left_out(*job.op), job.nulls)) {
+    explicit Checker(const Job& job) : c(job.checked) {
         fill_values(c);
         truth = truth_of(c);
     }
@@ -313,10 +272,11 @@ Result time_job(const Job& job, const Flags& flags, Checker& checker) {
     const Stream stream;
     Workspace workspace;
     const Context context{Backend::device, stream.handle, &workspace};
-    const Call call{job.op, operands.sets[0].data(), operands.scalars.data(), job.size.data(), {}};
+    const Case& c = job.timed;
+    const Call call{c.op, operands.sets[0].data(), c.scalars.data(), c.size.data(), {}};
     Result result{{}, least_bytes(call), least_flops(call)};
-    for (const Variant& v : job.op->variants) {
-        if (v.backend != Backend::device || !instantiation_of(v, job)) continue;
+    for (const Variant& v : c.op->variants) {
+        if (v.backend != Backend::device || !has_types_of(v, c)) continue;
         if (!flags.variant.empty() && flags.variant != v.name) continue;
         if (!v.supports(call)) continue;
         const std::vector<int> blocks = v.threads.empty() ? std::vector<int>{0} : v.threads;
@@ -327,8 +287,7 @@ Result time_job(const Job& job, const Flags& flags, Checker& checker) {
         for (size_t b = 0; b < blocks.size(); b++) {
             const double error = checker.error(v, blocks[b]);
             const double ms = median_ms(stream.handle, static_cast<int>(operands.sets.size()), [&](int k) {
-                run(*job.op, operands.sets[static_cast<size_t>(k)], operands.scalars, context, v.name,
-                    blocks[b]);
+                run(*c.op, operands.sets[static_cast<size_t>(k)], c.scalars, context, v.name, blocks[b]);
             });
             result.timings.push_back({v.name, blocks[b], ms, error});
         }
@@ -336,54 +295,52 @@ Result time_job(const Job& job, const Flags& flags, Checker& checker) {
     return result;
 }
 
-nlohmann::ordered_json sizes_json(const Job& job, const std::vector<int64_t>& size) {
-    nlohmann::ordered_json j;
-    for (size_t d = 0; d < size.size(); d++) j[job.op->dimensions[d].name] = size[d];
+Json sizes_of(const Case& c) {
+    Json j;
+    for (size_t d = 0; d < c.size.size(); d++) j[c.op->dimensions[d].name] = c.size[d];
     return j;
 }
 
-void print_json(const Job& job, const Flags& flags, const Result& r, const Limit& limit, bool passed) {
-    nlohmann::ordered_json runs = nlohmann::ordered_json::array();
+Json results_of(const Job& job, const Flags& flags, const Result& r, const Limit& limit, bool passed) {
+    Json runs = Json::array();
     for (const Timing& t : r.timings)
         runs.push_back({{"variant", t.variant},
-                        {"block", t.threads ? nlohmann::ordered_json(t.threads) : nullptr},
+                        {"block", t.threads ? Json(t.threads) : nullptr},
                         {"ms", t.ms},
                         {"gbps", 1e-6 * r.bytes / t.ms},
                         {"tflops", 1e-9 * r.flops / t.ms},
                         {"percent", 1e-4 * r.bytes / t.ms / limit.gbps},
                         {"error", t.error}});
-    const nlohmann::ordered_json line = {
-        {"operation", job.op->name},
-        {"dtype", job.label},
-        {"preset", flags.shape.empty() ? flags.preset : ""},
-        {"shape", sizes_json(job, job.size)},
-        {"bytes", r.bytes},
-        {"flops", r.flops},
-        {"device", device_properties().name},
-        {"emulated", device_properties().emulated},
-        {"limit", {{"gbps", limit.gbps}, {"by", limit.by}}},
-        {"check", {{"shape", sizes_json(job, job.checked)}, {"passed", passed}}},
-        {"runs", runs}};
-    std::printf("%s\n", line.dump().c_str());
+    return {{"operation", job.timed.op->name},
+            {"dtype", job.label},
+            {"preset", flags.shape.empty() ? flags.preset : ""},
+            {"shape", sizes_of(job.timed)},
+            {"bytes", r.bytes},
+            {"flops", r.flops},
+            {"device", device_properties().name},
+            {"emulated", device_properties().emulated},
+            {"limit", {{"gbps", limit.gbps}, {"by", limit.by}}},
+            {"check", {{"shape", sizes_of(job.checked)}, {"passed", passed}}},
+            {"runs", runs}};
 }
 
-void print_table(const Job& job, const Result& r, const Limit& limit) {
+void print_table(const Json& results) {
+    const auto text = [](const Json& j) { return j.get<std::string>(); };
     std::string shape;
-    for (size_t d = 0; d < job.size.size(); d++)
-        shape += " " + job.op->dimensions[d].name + "=" + std::to_string(job.size[d]);
-    std::printf("%s (%s)%s on %s; limit %.0f GB/s by %s\n", job.op->name.c_str(), job.label.c_str(),
-                shape.c_str(), device_properties().name, limit.gbps, limit.by);
+    for (const auto& [letter, size] : results["shape"].items()) shape += " " + letter + "=" + size.dump();
+    std::printf("%s (%s)%s on %s; limit %.0f GB/s by %s\n", text(results["operation"]).c_str(),
+                text(results["dtype"]).c_str(), shape.c_str(), text(results["device"]).c_str(),
+                results["limit"]["gbps"].get<double>(), text(results["limit"]["by"]).c_str());
     std::printf("  %-12s %6s %11s %9s %9s %11s %14s\n", "variant", "block", "ms", "GB/s", "TFLOP/s",
                 "% of limit", "error / bound");
-    for (const Timing& t : r.timings) {
-        const std::string block = t.threads ? std::to_string(t.threads) : "own";
-        std::printf("  %-12s %6s %11.4f %9.1f %9.3f %11.1f %14.2f\n", t.variant.c_str(), block.c_str(), t.ms,
-                    1e-6 * r.bytes / t.ms, 1e-9 * r.flops / t.ms, 1e-4 * r.bytes / t.ms / limit.gbps,
-                    t.error);
-    }
+    for (const Json& r : results["runs"])
+        std::printf("  %-12s %6s %11.4f %9.1f %9.3f %11.1f %14.2f\n", text(r["variant"]).c_str(),
+                    r["block"].is_null() ? "own" : r["block"].dump().c_str(), r["ms"].get<double>(),
+                    r["gbps"].get<double>(), r["tflops"].get<double>(), r["percent"].get<double>(),
+                    r["error"].get<double>());
 }
 
-int run_all(const std::vector<Benchmark>& benchmarks, const Flags& flags) {
+int run_all(const Flags& flags) {
     int failed = 0;
     for (Benchmark b : benchmarks) {
         if (flags.documents)
@@ -395,10 +352,11 @@ int run_all(const std::vector<Benchmark>& benchmarks, const Flags& flags) {
             Checker checker(job);
             const Result result = time_job(job, flags, checker);
             const Limit limit = copy_limit(result.bytes);
+            const Json results = results_of(job, flags, result, limit, checker.failed == 0);
             if (flags.json)
-                print_json(job, flags, result, limit, checker.failed == 0);
+                std::printf("%s\n", results.dump().c_str());
             else
-                print_table(job, result, limit);
+                print_table(results);
             std::fflush(stdout);
             failed += checker.failed;
         }
@@ -407,28 +365,25 @@ int run_all(const std::vector<Benchmark>& benchmarks, const Flags& flags) {
 }
 
 }  // namespace
+}  // namespace llamac
 
-int run_benchmarks(int argc, char** argv, const std::vector<Benchmark>& benchmarks) {
-    Flags flags;
+int main(int argc, char** argv) {
+    llamac::Flags flags;
     CLI::App app("Checks and times every kernel of one operation.");
     app.add_option("--variant", flags.variant, "only this variant");
     app.add_option("--preset", flags.preset, "widths")->check(CLI::IsMember({"8b", "small", "tiny"}));
-    app.add_option("--shape", flags.shape, "sizes by dimension letter, as in N=16384,C=4096")->delimiter(',');
+    app.add_option("--shape", flags.shape, "sizes by dimension letter, as in N=16384,C=4096");
     app.add_option("--dtype", flags.dtype, "storage")->check(CLI::IsMember({"bf16", "f32"}));
     app.add_option("--documents", flags.documents, "rows of a document, of attention")
         ->check(CLI::PositiveNumber);
-    app.add_flag("--json", flags.json, "a JSON object a line");
+    app.add_flag("--json", flags.json, "a JSON object per line");
     try {
         app.parse(argc, argv);
+        return llamac::run_all(flags);
     } catch (const CLI::ParseError& error) {
         return app.exit(error) ? 2 : 0;
-    }
-    try {
-        return run_all(benchmarks, flags);
-    } catch (const Error& error) {
+    } catch (const llamac::Error& error) {
         std::fprintf(stderr, "%s: %s\n", argv[0], error.what());
         return 2;
     }
 }
-
-}  // namespace llamac

@@ -14,14 +14,14 @@ namespace llamac {
 
 struct Benchmark {
     const char* operation;
-    std::vector<const char*> absent = {};                         // operands that are left out
-    std::pair<const char*, const char*> in_place = {};            // this output lies in that input's memory
-    std::vector<std::pair<const char*, int64_t>> widths_8b = {};  // where the preset 8b's do not suit
-    std::vector<const char*> first = {}, last = {};  // indices that are all 0, or all the largest
+    std::vector<const char*> absent = {};               // operands that are left out
+    std::pair<const char*, const char*> in_place = {};  // this output lies in that input's memory
+    const char* widths_8b = "";                         // where the preset 8b's do not suit, as --shape
+    std::vector<const char*> first = {}, last = {};     // indices that are all 0, or all the largest
 };
 
-// The program: 0; 1 where a check failed; 2 for bad flags, with one line.
-int run_benchmarks(int argc, char** argv, const std::vector<Benchmark>& benchmarks);
+// What a program measures. Its main() is in benchmark.cpp; it ends with 0; 1 where a check failed; 2 for bad flags.
+extern const std::vector<Benchmark> benchmarks;
 
 // ---- benchmark_time.hip
 struct Limit {

@@ -1,6 +1,4 @@
-// Conversion between storage types. Flags: benchmark.h.
+// Conversion between storage types.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"convert"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "convert"}};

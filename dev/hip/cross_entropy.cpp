@@ -1,8 +1,7 @@
-// Cross-entropy with its gradient in the logits' place. Flags: benchmark.h.
+// Cross-entropy with its gradient in the logits' place.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(
-        argc, argv,
-        {{"cross_entropy", {"dlosses", "mean", "num_valid"}, {"dlogits", "logits"}, {{"N", 4096}}}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "cross_entropy",
+                                                            .absent = {"dlosses", "mean", "num_valid"},
+                                                            .in_place = {"dlogits", "logits"},
+                                                            .widths_8b = "N=4096"}};

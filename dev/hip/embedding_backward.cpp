@@ -1,6 +1,4 @@
-// Embedding, backward: rows of equal tokens added in order. Flags: benchmark.h.
+// Embedding, backward: rows of equal tokens added in order.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"embedding_backward"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "embedding_backward"}};

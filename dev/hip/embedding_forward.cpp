@@ -1,6 +1,4 @@
-// Embedding: a row of the table for every token. Flags: benchmark.h.
+// Embedding: a row of the table for every token.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"embedding_forward"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "embedding_forward"}};

@@ -1,6 +1,4 @@
-// The norm of all gradients. Flags: benchmark.h.
+// The norm of all gradients.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"global_norm"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "global_norm"}};

@@ -1,6 +1,4 @@
-// The hash of a tensor's memory. Flags: benchmark.h.
+// The hash of a tensor's memory.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"hash"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "hash"}};

@@ -1,7 +1,5 @@
-// The gradient of a linear layer's weight. Flags: benchmark.h.
+// The gradient of a linear layer's weight.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(
-        argc, argv, {{"matmul_backward_weight", {}, {}, {{"N", 8192}, {"C", 8192}, {"K", 8192}}}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {
+    {.operation = "matmul_backward_weight", .widths_8b = "N=8192,C=8192,K=8192"}};

@@ -1,7 +1,5 @@
-// A linear layer's product. Flags: benchmark.h.
+// A linear layer's product.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(
-        argc, argv, {{"matmul_forward", {"residual"}, {}, {{"N", 8192}, {"C", 8192}, {"K", 8192}}}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {
+    {.operation = "matmul_forward", .absent = {"residual"}, .widths_8b = "N=8192,C=8192,K=8192"}};

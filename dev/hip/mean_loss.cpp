@@ -1,6 +1,4 @@
-// The mean of the losses of rows that count. Flags: benchmark.h.
+// The mean of the losses of rows that count.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"mean_loss"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "mean_loss"}};

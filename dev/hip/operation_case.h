@@ -245,7 +245,7 @@ inline std::vector<double> initial_values(const Case& c, size_t operand) {
         // A grid on which the sum of two is of the type too (in bf16: multiples of 1/32 below 2), so that an operation
         // that rounds one to storage before it goes on (residual_rmsnorm_forward) still has the f64 reference's values.
         else if (is_narrow(dtype))
-            values[i] = (random % (2 * half - 1) - (half - 1.0)) / (half / 2);
+            values[i] = (random % (2 * half - 1) - (half - 1.0)) / (0.5 * half);
         else
             values[i] = random_normal(1, step, stream, e);
     }
@@ -345,6 +345,45 @@ inline Case make_case(const Operation& op, const Instantiation& entry, std::vect
         if (o.nullable) nulls >>= 1;
     }
     return c;
+}
+
+// All that the values of a case's operands go by.
+inline std::string describe_values(const Case& c) {
+    std::string text = "(";
+    for (size_t i = 0; i < c.absent.size(); i++)
+        text += (i ? " " : "") + std::string(c.absent[i] ? "-" : name(c.entry->operands[i].dtype));
+    text += ")";
+    for (size_t d = 0; d < c.size.size(); d++)
+        text += " " + c.op->dimensions[d].name + "=" + std::to_string(c.size[d]);
+    for (size_t i = 0; i < c.scalars.size(); i++)
+        if (c.op->scalars[i].kind == 'b')
+            text += " " + c.op->scalars[i].name + "=" + std::to_string(c.scalars[i].integer);
+    return text + " case " + std::to_string(c.number);
+}
+inline std::string describe(const Case& c, const Variant& v) {
+    return c.op->name + " " + v.name + " " + describe_values(c) + (c.strided ? " strided" : "");
+}
+
+// What cases of one shape differ in; flags and absent have a bit per bool scalar and per operand that may be null.
+struct Combination {
+    unsigned flags, absent;
+    bool strided;
+    bool operator==(const Combination&) const = default;
+};
+inline std::vector<Combination> combinations(const Operation& op, bool brief) {
+    const auto count = [](const auto& items, auto is) {
+        return std::count_if(items.begin(), items.end(), is);
+    };
+    const unsigned flags = 1u << count(op.scalars, [](const ScalarInfo& s) { return s.kind == 'b'; });
+    const unsigned nulls = 1u << count(op.operands, [](const Operand& o) { return o.nullable; });
+    const int layouts = count(op.operands, [](const Operand& o) { return o.strided; }) ? 2 : 1;
+    std::vector<Combination> all;
+    for (unsigned k = 0; k < flags * nulls * layouts; k++) {
+        const Combination c{k % flags, k / flags % nulls, k >= flags * nulls};
+        if (c.strided && c.absent) continue;  // neither has to do with the other
+        if (!brief || c.absent == 0 || c.absent == nulls - 1) all.push_back(c);
+    }
+    return all;
 }
 
 // The operation whose derivative `backward` is, where that reads all of its inputs as they are, and how; else null.

@@ -1,6 +1,5 @@
-// The table of RoPE's angles, at Llama 3.1's longest context. Flags: benchmark.h.
+// The table of RoPE's angles, at Llama 3.1's longest context.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"precompute_cis", {}, {}, {{"T", 131072}}}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {
+    {.operation = "precompute_cis", .widths_8b = "T=131072"}};

@@ -1,6 +1,4 @@
-// Quantisation to fp8, transposed too, with the maximum. Flags: benchmark.h.
+// Quantisation to fp8, transposed too, with the maximum.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"quantize"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "quantize"}};

@@ -1,6 +1,4 @@
-// Quantisation to fp8 with a scale per row. Flags: benchmark.h.
+// Quantisation to fp8 with a scale per row.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"quantize_rows"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "quantize_rows"}};

@@ -1,6 +1,4 @@
-// The gradients of a group's heads, added. Flags: benchmark.h.
+// The gradients of a group's heads, added.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"repeat_kv_backward"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "repeat_kv_backward"}};

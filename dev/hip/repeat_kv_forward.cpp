@@ -1,6 +1,4 @@
-// Key/value heads repeated for their query heads. Flags: benchmark.h.
+// Key/value heads repeated for their query heads.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"repeat_kv_forward"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "repeat_kv_forward"}};

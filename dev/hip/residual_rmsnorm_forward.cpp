@@ -1,6 +1,4 @@
-// RMSNorm fused with the residual add before it. Flags: benchmark.h.
+// RMSNorm fused with the residual add before it.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"residual_rmsnorm_forward"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "residual_rmsnorm_forward"}};

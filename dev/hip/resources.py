@@ -310,14 +310,9 @@ def table(kernels: list[Kernel]) -> str:
         row += [n["barriers"], n["atomics"]]
         rows.append([str(cell) for cell in row])
     widths = [max(map(len, column)) for column in zip(*rows)]
-    left = 3  # columns of text
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in rows
-    )
+    sides = [str.ljust] * 3 + [str.rjust] * (len(head) - 3)  # columns of text, then of numbers
+    lines = ("  ".join(side(*cell) for side, *cell in zip(sides, row, widths)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -1,7 +1,6 @@
-// RMSNorm, backward: alone, and with the gradient that passes the norm added. Flags: benchmark.h.
+// RMSNorm, backward: alone, and with the gradient that passes the norm added.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(
-        argc, argv, {{"rmsnorm_backward", {"out", "dresidual"}}, {"rmsnorm_backward", {"out"}}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {
+    {.operation = "rmsnorm_backward", .absent = {"out", "dresidual"}},
+    {.operation = "rmsnorm_backward", .absent = {"out"}}};

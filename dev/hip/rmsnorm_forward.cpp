@@ -1,6 +1,4 @@
-// RMSNorm. Flags: benchmark.h.
+// RMSNorm.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"rmsnorm_forward"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "rmsnorm_forward"}};

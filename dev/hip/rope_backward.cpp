@@ -1,6 +1,4 @@
-// Rotary position embedding, backward. Flags: benchmark.h.
+// Rotary position embedding, backward.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"rope_backward"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "rope_backward"}};

@@ -1,6 +1,4 @@
-// The gradient of queries, keys and values, turned back, in fp8. Flags: benchmark.h.
+// The gradient of queries, keys and values, turned back, in fp8.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"rope_backward_quantize"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "rope_backward_quantize"}};

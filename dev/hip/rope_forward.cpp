@@ -1,6 +1,4 @@
-// Rotary position embedding, half-split pairs. Flags: benchmark.h.
+// Rotary position embedding, half-split pairs.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"rope_forward"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "rope_forward"}};

@@ -1,6 +1,4 @@
-// A product in fp8. Flags: benchmark.h.
+// A product in fp8.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"scaled_matmul"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "scaled_matmul"}};

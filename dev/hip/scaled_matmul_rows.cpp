@@ -1,6 +1,4 @@
-// A product in fp8 with scales per row. Flags: benchmark.h.
+// A product in fp8 with scales per row.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"scaled_matmul_rows"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "scaled_matmul_rows"}};

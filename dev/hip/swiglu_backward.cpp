@@ -1,6 +1,5 @@
-// SwiGLU, backward. Flags: benchmark.h.
+// SwiGLU, backward.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"swiglu_backward", {"out"}}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {
+    {.operation = "swiglu_backward", .absent = {"out"}}};

@@ -1,6 +1,4 @@
-// The gradients of SwiGLU's inputs, in fp8. Flags: benchmark.h.
+// The gradients of SwiGLU's inputs, in fp8.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"swiglu_backward_quantize"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "swiglu_backward_quantize"}};

@@ -1,6 +1,4 @@
-// SwiGLU on the joined gate and up rows. Flags: benchmark.h.
+// SwiGLU on the joined gate and up rows.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"swiglu_forward"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "swiglu_forward"}};

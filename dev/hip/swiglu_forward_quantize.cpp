@@ -1,6 +1,4 @@
-// SwiGLU that writes fp8. Flags: benchmark.h.
+// SwiGLU that writes fp8.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"swiglu_forward_quantize"}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "swiglu_forward_quantize"}};

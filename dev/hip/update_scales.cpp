@@ -1,6 +1,5 @@
-// The scales of fp8 from maxima. Flags: benchmark.h.
+// The scales of fp8 from maxima.
 #include "benchmark.h"
 
-int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"update_scales", {}, {}, {{"P", 1024}}}});
-}
+const std::vector<llamac::Benchmark> llamac::benchmarks = {
+    {.operation = "update_scales", .widths_8b = "P=1024"}};

@@ -1,1 +1,1 @@
-"""`llamac bench` times llamac's and PyTorch's operations; dev/bench.py shares its parts."""
+"""`llamac bench` times llamac's and PyTorch's operations; the benchmarks of dev/ share its parts."""

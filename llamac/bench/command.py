@@ -20,12 +20,12 @@ for bad arguments.
 
 import argparse
 import itertools
-import json
-import sys
 from pathlib import Path
 
 from llamac.base.errors import InputError
 from llamac.base.version import provenance, provenance_text
+from llamac.bench import harness
+from llamac.bench.harness import say
 from llamac.bench.report import Bar, bars, markdown
 
 # Model, sequences and tokens in each.
@@ -42,8 +42,8 @@ MODES = ("default", "max-autotune-no-cudagraphs")
 HEAD = ("operation", "direction", "baseline", "ms", "rate", "% of limit", "peak MiB", "extra MiB", "ratio")
 
 
-def say(text: str) -> None:
-    print(f"bench: {text}", file=sys.stderr, flush=True)
+def where(row: dict) -> str:
+    return f"{row['device']}, PyTorch {row['torch']}, {row['dtype']}"
 
 
 def cells(row: dict) -> list[str]:
@@ -64,12 +64,11 @@ def cells(row: dict) -> list[str]:
 
 
 def report(rows: list[dict]) -> str:
-    """A table a preset."""
+    """A table per preset."""
     parts = []
     for preset in dict.fromkeys(row["preset"] for row in rows):
         mine = [row for row in rows if row["preset"] == preset]
-        head = f"## {preset}: {mine[0]['device']}, PyTorch {mine[0]['torch']}, {mine[0]['dtype']}"
-        head += f", {provenance_text(mine[0])}"
+        head = f"## {preset}: {where(mine[0])}, {provenance_text(mine[0])}"
         parts.append(f"{head}\n\n{markdown(HEAD, ['---'] * 3 + ['---:'] * 6, map(cells, mine))}")
     return "\n\n".join(parts) + "\n"
 
@@ -88,8 +87,8 @@ def chart(rows: list[dict], path: Path) -> None:
             groups.setdefault(label, {})[row["baseline"]] = Bar(
                 row["percent"], f"{row['percent']:.3g}%{times}"
             )
-    title = f"{rows[0]['preset']}: {rows[0]['device']}, PyTorch {rows[0]['torch']}, {rows[0]['dtype']}"
-    title += f"\n{provenance_text(rows[0])}\n2.00x: llamac takes half the time"
+    title = f"{rows[0]['preset']}: {where(rows[0])}\n{provenance_text(rows[0])}"
+    title += "\n2.00x: llamac takes half the time"
     bars(panels, title, path, LONGEST, 100)
 
 
@@ -110,8 +109,7 @@ def overhead_report(rows: list[dict]) -> str:
         return [row["operation"], row["baseline"], *("-" if us is None else f"{us:.1f}" for us in times)]
 
     head = ("operation", "baseline", *kinds)
-    title = f"## Host time a call: {rows[0]['device']}, PyTorch {rows[0]['torch']}, {rows[0]['dtype']}"
-    title += f", {provenance_text(rows[0])}"
+    title = f"## Host time per call: {where(rows[0])}, {provenance_text(rows[0])}"
     return f"{title}\n\n{markdown(head, ['---'] * 2 + ['---:'] * len(kinds), map(cells, rows))}\n"
 
 
@@ -123,33 +121,18 @@ def shape(text: str) -> Shape:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="llamac bench",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--preset", nargs="+", choices=PRESETS, help="1b 8b 70b on a GPU, tiny on a CPU")
-    parser.add_argument("--operation", nargs="+", default=[], help="only these functions of llamac.ops")
-    parser.add_argument(
-        "--shape",
-        nargs="+",
-        type=shape,
-        default=[],
-        help="sequences x tokens, for example 8x2048, instead of 2x8192",
-    )
-    parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16", help="storage type")
-    parser.add_argument("--compile-mode", choices=MODES, default=MODES[0], help="mode of torch.compile")
-    parser.add_argument("--seconds", type=float, default=0.3, help="time per baseline and operation")
-    parser.add_argument(
-        "--overhead", action="store_true", help="measure host time per call instead, with tiny shapes"
-    )
-    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
+    parser = harness.parser(__doc__, prog="llamac bench")
+    add = parser.add_argument
+    add("--preset", nargs="+", choices=PRESETS, help="1b 8b 70b on a GPU, tiny on a CPU")
+    add("--operation", nargs="+", default=[], help="only these functions of llamac.ops")
+    shapes = "sequences x tokens, for example 8x2048, instead of 2x8192"
+    add("--shape", nargs="+", type=shape, default=[], help=shapes)
+    add("--dtype", choices=("bf16", "f32"), default="bf16", help="storage type")
+    add("--compile-mode", choices=MODES, default=MODES[0], help="mode of torch.compile")
+    add("--seconds", type=float, default=0.3, help="time per baseline and operation")
+    add("--overhead", action="store_true", help="measure host time per call instead, with tiny shapes")
+    add("--out", type=Path, default=Path("out/bench"), help="folder for the results")
     return parser.parse_args(arguments)
-
-
-def write(rows: list[dict], text: str, name: str, out: Path) -> None:
-    (out / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
-    (out / f"{name}.md").write_text(text)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -171,7 +154,6 @@ def main(arguments: list[str] | None = None) -> int:
         if why := measure.FUNCTIONS[name].unsupported(device):
             say(f"{name} is left out: {why}")
             names.remove(name)
-    options.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict] = []
 
     def add(found: list[dict], head: dict, name: str, report) -> None:
@@ -179,7 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
             if trouble := row.get("error") or "; ".join(row.get("wrong", [])):
                 say(f"{row['operation']} {row.get('direction', '')} {row['baseline']}: {trouble}")
             rows.append(facts | head | row)
-        write(rows, report(rows), name, options.out)
+        harness.write(options.out / f"{name}.json", rows, report(rows))
 
     if options.overhead:
         for name in names:
@@ -192,14 +174,8 @@ def main(arguments: list[str] | None = None) -> int:
             sequences, tokens = of_shape or default
             label = f"{preset}-{sequences}x{tokens}" if of_shape else preset
             for name in names:
-                found = measure.measure_operation(
-                    name,
-                    (model, sequences, tokens),
-                    options.dtype,
-                    device,
-                    options.compile_mode,
-                    options.seconds,
-                )
+                case = (name, (model, sequences, tokens), options.dtype, device)
+                found = measure.measure_operation(*case, options.compile_mode, options.seconds)
                 add(found, {"preset": label, "compile_mode": options.compile_mode}, "bench", report)
         draw(rows, options.out)
         print(report(rows), end="")

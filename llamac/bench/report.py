@@ -20,6 +20,8 @@ PROGRAMS = {
     "sdpa flash": ("FlashAttention-2", _YELLOW),
     "sdpa cudnn": ("cuDNN", _WINE),
     "storage": ("F.linear", _PINK),
+    "hf": ("Hugging Face, Liger's loss", _PINK),
+    "torchao": ("torchao's float8", _ORANGE),
 }
 
 

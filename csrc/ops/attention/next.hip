@@ -208,7 +208,8 @@ Operation attention_next(
     " multiple(NH, NKV)"
     " test(B=1, M=1, NH=8, NKV=1, HD=128) test(B=2, M=300, NH=4, NKV=1, HD=64)"
     " test(B=3, M=65, NH=6, NKV=2, HD=16) test(B=1, M=1000, NH=12, NKV=1, HD=32)"
-    " test(B=1, M=257, NH=3, NKV=3, HD=128) test_large(B=2, M=5000, NH=32, NKV=8, HD=64)"
+    " test(B=1, M=257, NH=3, NKV=3, HD=128) test(B=2, M=300, NH=6, NKV=3, HD=64)"
+    " test_large(B=2, M=5000, NH=32, NKV=8, HD=64)"
     " test_large(B=1, M=40000, NH=8, NKV=2, HD=128)",
     "attention of the next token of sequences to a cache, which its key and value go to",
     {{"cpu", "heads over threads, keys and values where they lie", Backend::host,

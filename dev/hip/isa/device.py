@@ -4,15 +4,18 @@ import argparse
 import ctypes
 import os
 import subprocess
-from dataclasses import dataclass
+import sys
 from pathlib import Path
 
 import numpy as np
 from code_object import Module
 from fp8 import FORMS
-from machine import Launch, Machine
+from machine import Machine
 
-from build import LIBRARIES, tool
+from build import HERE, LIBRARIES, tool
+
+sys.path.append(str(HERE.parent))
+from resources import short_name
 
 # core/dtype.h; numpy has no types for those with names.
 NUMBERS = {
@@ -22,7 +25,6 @@ NUMBERS = {
     np.int32: 3,
     **{form: 5 + i for i, form in enumerate(FORMS)},
 }
-PAGE = 4096
 NAIVE = "naive"  # the variant that explains; all others of the device are optimized
 
 
@@ -41,42 +43,23 @@ def storage_of(dtype) -> np.dtype:
     return np.dtype(np.uint16 if dtype == "bf16" else np.uint8 if dtype in FORMS else dtype)
 
 
-def demangle(name: str) -> str:
-    return subprocess.run([tool("llvm-cxxfilt"), name], capture_output=True, text=True).stdout.strip()
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A variant of an operation that runs on the device."""
-
-    name: str
-    deterministic: bool
-    threads: tuple[int, ...]  # per block; the default first
+def kernel_name(mangled: str) -> str:
+    """`f<bf16>` of the mangled `void llamac::(anonymous namespace)::f<llamac::bf16>(float*)`."""
+    done = subprocess.run([tool("llvm-cxxfilt"), mangled], capture_output=True, text=True)
+    return short_name(done.stdout.strip())
 
 
 class Tensor:
-    """Device memory of the fake runtime, with NaN before it and an inaccessible page after it.
+    """Memory of the fake runtime, full of NaN. set() takes and get() gives numbers, of fp8 their codes."""
 
-    Its end is rounded up to 16 bytes. shift: bytes by which it misses a boundary of 16. set() takes and get()
-    gives numbers, of fp8 their codes.
-    """
-
-    def __init__(self, device, shape, dtype, values=None, shift=0):
-        self.device, self.shape, self.dtype = device, tuple(shape), dtype
-        n = int(np.prod(shape)) if len(shape) else 1
-        self.bytes = n * storage_of(dtype).itemsize
-        room = (self.bytes + shift + 15) // 16 * 16
-        total = (room + 256 + PAGE - 1) // PAGE * PAGE
+    def __init__(self, device, shape, dtype, values=None):
+        self.shape, self.dtype = tuple(shape), dtype
+        size = int(np.prod(shape)) * storage_of(dtype).itemsize
         p = ctypes.c_void_p()
-        assert device.hip.hipMalloc(ctypes.byref(p), ctypes.c_size_t(total)) == 0
-        self.block = p.value
-        self.at = p.value + total - room + shift
-        self.total = total
-        self.raw = np.frombuffer((ctypes.c_char * max(self.bytes, 1)).from_address(self.at), np.uint8)
-        self.raw = self.raw[: self.bytes]
-        self.data = self.raw.view(storage_of(dtype)).reshape(self.shape)
-        self.all = np.frombuffer((ctypes.c_char * total).from_address(self.block), np.uint8)
-        self.all[:] = 0xFF
+        assert device.hip.hipMalloc(ctypes.byref(p), ctypes.c_size_t(size)) == 0
+        self.at = p.value
+        raw = np.frombuffer((ctypes.c_char * size).from_address(self.at), np.uint8)
+        self.data = raw.view(storage_of(dtype)).reshape(self.shape)
         if values is not None:
             self.set(values)
 
@@ -86,10 +69,6 @@ class Tensor:
 
     def get(self) -> np.ndarray:
         return (from_bf16(self.data) if self.dtype == "bf16" else self.data).astype(np.float64)
-
-    def guards_intact(self) -> bool:
-        before = self.at - self.block
-        return bool((self.all[:before] == 0xFF).all() and (self.all[before + self.bytes :] == 0xFF).all())
 
 
 class Device:
@@ -119,20 +98,19 @@ class Device:
         self.error: BaseException | None = None  # of a launch
         self.operations = self.read_operations()
 
-    def read_operations(self) -> dict[str, list[Variant]]:
+    def read_operations(self) -> dict[str, list[str]]:
         """The registry's operations with their device variants, in order of preference."""
         text = ctypes.create_string_buffer(1 << 16)
         self.lib.describe_operations(text, len(text))
-        operations: dict[str, list[Variant]] = {}
+        operations: dict[str, list[str]] = {}
         for line in text.value.decode().splitlines():
-            operation, name, deterministic, *threads = line.split()
-            variants = operations.setdefault(operation, [])
-            variants.append(Variant(name, deterministic == "1", tuple(map(int, threads))))
+            operation, variant = line.split()
+            operations.setdefault(operation, []).append(variant)
         return operations
 
-    def optimized(self, operation: str) -> list[Variant]:
+    def optimized(self, operation: str) -> list[str]:
         """All device variants but the one that explains."""
-        return [variant for variant in self.operations[operation] if variant.name != NAIVE]
+        return [variant for variant in self.operations[operation] if variant != NAIVE]
 
     def launch(self, code, name, grid, block, arguments, dynamic):
         try:
@@ -153,13 +131,11 @@ class Device:
         lds = kernel.lds + dynamic
         return max(0, min(by_registers, 65536 // lds if lds else 32))
 
-    def tensor(self, shape, dtype, values=None, shift: int = 0) -> Tensor:
-        return Tensor(self, shape, dtype, values, shift)
+    def tensor(self, shape, dtype, values=None) -> Tensor:
+        return Tensor(self, shape, dtype, values)
 
-    def call(
-        self, operation: str, variant: str, tensors, scalars=(), threads: int = 0, strides=None
-    ) -> list[Launch]:
-        """The launches of the call. tensors: None for a null operand. strides: by the index of a tensor."""
+    def call(self, operation: str, variant: str, tensors, scalars=()) -> None:
+        """tensors: None for a null operand."""
         n = len(tensors)
         data, dtype, rank = (ctypes.c_void_p * n)(), (ctypes.c_int * n)(), (ctypes.c_int * n)()
         shape, stride = (ctypes.c_int64 * (4 * n))(), (ctypes.c_int64 * (4 * n))()
@@ -169,7 +145,7 @@ class Device:
             data[i], rank[i] = t.at, len(t.shape)
             dtype[i] = NUMBERS[t.dtype]
             contiguous = [int(np.prod(t.shape[d + 1 :])) for d in range(rank[i])]
-            for d, (extent, step) in enumerate(zip(t.shape, (strides or {}).get(i, contiguous))):
+            for d, (extent, step) in enumerate(zip(t.shape, contiguous)):
                 shape[4 * i + d], stride[4 * i + d] = extent, step
         real = (ctypes.c_double * max(1, len(scalars)))(*map(float, scalars))
         integer = (ctypes.c_int64 * max(1, len(scalars)))(*map(int, scalars))
@@ -178,9 +154,8 @@ class Device:
         self.machine.log.clear()
         operands = n, data, dtype, rank, shape, stride
         names = operation.encode(), variant.encode()
-        if self.lib.call_operation(*names, *operands, len(scalars), real, integer, threads, message):
+        if self.lib.call_operation(*names, *operands, len(scalars), real, integer, message):
             raise self.error or RuntimeError(message.value.decode())
-        return list(self.machine.log)
 
 
 def device_of_arguments(description: str | None) -> Device:

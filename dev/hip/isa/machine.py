@@ -133,7 +133,9 @@ class Wave:
 
 
 class Machine:
-    """Runs kernels block by block. order: of a block's waves, "forward", "reverse" or "random"."""
+    """Runs kernels block by block. order: of a block's waves, "forward", "reverse" or "random". With None,
+    launches are noted and do not run.
+    """
 
     races = None  # Races: LDS accesses are recorded
     some = None  # number of blocks in x -> those that run; None: all
@@ -187,6 +189,9 @@ class Machine:
         assert all(g * b < 1 << 32 for g, b in zip(grid, block)), "HIP: fewer than 2^32 threads per dimension"
         lds = kernel.lds + dynamic
         assert lds <= 65536, f"{lds} bytes of LDS"
+        if self.order is None:
+            self.log.append(Launch(kernel.name, tuple(grid), 0))
+            return
         memory, at = argument_segment(kernel, grid, block, arguments, dynamic)
         packet, packet_at = dispatch_packet(grid, block, lds, at)
         user = user_registers(kernel, packet_at, at)

@@ -1,18 +1,29 @@
-"""Trains a tiny model with train_llama3's AMD build on the emulated MI300X for a few steps.
+"""Runs one of the project's programs on the emulated MI300X.
 
-program.py --out DIR [further flags of train_llama3]. `check.py --program` links the program. The flags are
-printed: a CPU build takes the same, for comparison. Sizes are multiples of 16, as products in fp8 want them.
+program.py check_tile               tests/check_tile.cpp; check_operations takes flags
+program.py train_llama3 --out DIR   trains a tiny model for a few steps, after `check.py --program`
+
+Further flags go to the program. Those of train_llama3 are printed: a CPU build takes the same, for
+comparison. Sizes are multiples of 16, as products in fp8 want them.
 """
 
 import argparse
+import ctypes
 import json
+import os
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 
 from build import LIBRARIES
 
+MAIN = {
+    "check_operations": "_Z21check_operations_mainiPPc",
+    "check_tile": "_Z15check_tile_mainiPPc",
+    "train_llama3": "_Z17train_llama3_mainiPPc",
+}
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -57,21 +68,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("program", choices=MAIN)
     parser.add_argument("--libraries", type=Path, default=LIBRARIES, help="folder that check.py built")
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for model, tokens and the run's output"
-    )
+    parser.add_argument("--order", choices=("forward", "reverse", "random"), default="forward")
+    parser.add_argument("--out", type=Path, help="of train_llama3: for model, tokens and the run's output")
     options, further = parser.parse_known_args()
-    words = ["train_llama3", *write_inputs(options.out), *further, "--out", str(options.out / "run")]
+    words = [options.program, *further]
+    if options.program == "train_llama3":
+        if not options.out:
+            parser.error("expected --out DIR for train_llama3, found none")
+        words = [options.program, *write_inputs(options.out), *further, "--out", str(options.out / "run")]
     print(" ".join(word or "''" for word in words), flush=True)
-    from device import Device
-    from harness import kernel_name
-    from suite import run_main
+    from device import Device, kernel_name
 
     device = Device(options.libraries)
-    status = run_main(device, words)
+    device.machine.order = options.order
+    os.environ.setdefault("KMP_BLOCKTIME", "0")  # else it sets this itself, and executes this process anew
+    arguments = (ctypes.c_char_p * (len(words) + 1))(*(word.encode() for word in words), None)
+    start = time.time()
+    status = getattr(device.lib, MAIN[options.program])(len(words), arguments)
+    ctypes.CDLL(None).fflush(None)
     for name, count in device.machine.executed.most_common():
         print(f"{count:12d} {kernel_name(name)}")
+    total = sum(device.machine.executed.values())
+    print(f"exit status {status}, {total} wave instructions in {time.time() - start:.1f} s", flush=True)
+    if device.error:
+        print(f"{type(device.error).__name__}: {device.error}", file=sys.stderr)
     return status
 
 

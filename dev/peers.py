@@ -1,0 +1,177 @@
+"""Llama's training as its users write it, for dev/bench_train.py.
+
+script   a plain PyTorch model (q/k/v and gate/up as one product each) under torch.compile
+torchao  the same, with torchao's float8 (--float8) in every linear layer but the head
+hf       transformers' LlamaForCausalLM with Liger's fused linear and cross-entropy, its decoder under
+         torch.compile
+
+Weights, gradients and moments have the type of --dtype and are rounded to nearest. The optimizer is
+torch.optim.AdamW(fused=True) after clipping at 1; attention is cuDNN's where it takes the shape. Tokens are
+random. Flags of train_llama3.py that are not listed are ignored. --log gets a JSON object per step.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from llamac.base import errors
+from llamac.base.dtypes import torch_dtypes
+from llamac.bench import harness
+from llamac.model.config import Config, load_config
+
+BACKENDS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.MATH,
+]  # the first that takes the shape
+Loss = Callable[[Tensor, Tensor], Tensor]  # of tokens and targets [B,T]
+
+
+class Block(nn.Module):
+    def __init__(self, c: Config):
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+        linear, C, rows = partial(nn.Linear, bias=False), c.hidden_size, self.heads * self.head_dim
+        self.attention_norm, self.mlp_norm = (nn.RMSNorm(C, eps=c.rms_norm_eps) for _ in range(2))
+        self.qkv = linear(C, rows + 2 * self.kv_heads * self.head_dim)
+        self.out, self.down = linear(rows, C), linear(c.intermediate_size, C)
+        self.gate_up = linear(C, 2 * c.intermediate_size)
+
+    def rotated(self, x: Tensor, cis: tuple[Tensor, Tensor]) -> Tensor:
+        """x [B,T,NH*HD] as heads [B,NH,T,HD], turned in f32."""
+        a, b = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2).float().chunk(2, -1)
+        cos, sin = cis
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+
+    def forward(self, x: Tensor, cis: tuple[Tensor, Tensor]) -> Tensor:
+        widths = [n * self.head_dim for n in (self.heads, self.kv_heads, self.kv_heads)]
+        q, k, v = self.qkv(self.attention_norm(x)).split(widths, -1)
+        q, k, v = (
+            self.rotated(q, cis),
+            self.rotated(k, cis),
+            v.unflatten(-1, (-1, self.head_dim)).transpose(1, 2),
+        )
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.out(heads.transpose(1, 2).flatten(2))
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Llama(nn.Module):
+    def __init__(self, c: Config, recompute: bool):
+        super().__init__()
+        self.recompute, self.base, self.head_dim = recompute, c.rope_theta, c.head_dim
+        self.embedding, self.norm = (
+            nn.Embedding(c.vocab_size, c.hidden_size),
+            nn.RMSNorm(c.hidden_size, c.rms_norm_eps),
+        )
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.num_hidden_layers))
+        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        if c.tie_word_embeddings:
+            self.head.weight = self.embedding.weight
+        for weight in self.parameters():
+            if weight.dim() == 2:
+                nn.init.normal_(weight, std=c.initializer_range)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        exponent = torch.arange(0, self.head_dim, 2, device=tokens.device) / self.head_dim
+        angle = torch.outer(torch.arange(tokens.shape[1], device=tokens.device), self.base**-exponent)
+        x, cis = self.embedding(tokens), (angle.cos(), angle.sin())
+        for block in self.blocks:
+            x = checkpoint(block, x, cis, use_reentrant=False) if self.recompute else block(x, cis)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
+
+
+def script(c: Config, recompute: bool, float8: str = "") -> tuple[nn.Module, Loss]:
+    model = Llama(c, recompute)
+    if float8:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        config = Float8LinearConfig.from_recipe_name(float8)
+        convert_to_float8_training(model, config=config, module_filter_fn=lambda module, name: name != "head")
+    return model, torch.compile(model, dynamic=False)
+
+
+def hugging_face(c: Config, recompute: bool) -> tuple[nn.Module, Loss]:
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+    from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    parts = dict.fromkeys(("rope", "rms_norm", "swiglu", "cross_entropy"), False)  # the compiler's
+    apply_liger_kernel_to_llama(**parts, fused_linear_cross_entropy=True)
+    # Under torch.compile transformers builds a mask [T,T] for the attention "sdpa", which excludes
+    # causal kernels. It builds none for another name.
+    AttentionInterface.register("sdpa_causal", sdpa_attention_forward)
+    values = c.to_dict("bfloat16") | {"use_cache": False, "attn_implementation": "sdpa_causal"}
+    model = LlamaForCausalLM(LlamaConfig(**values))
+    if recompute:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.model.compile(dynamic=False)
+    return model, lambda tokens, targets: model(input_ids=tokens, labels=tokens).loss
+
+
+def train(model: nn.Module, loss_of: Loss, vocabulary: int, o) -> None:
+    device = next(model.parameters()).device
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=o.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
+    on_gpu = device.type == "cuda"
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
+    with open(o.log, "w") as log, sdpa_kernel(BACKENDS, set_priority=True):
+        for step in range(1, o.steps + 1):
+            batch = torch.randint(vocabulary, (o.batch_size, o.seq_len + 1), device=device)
+            wait()
+            begin = time.perf_counter()
+            loss = loss_of(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            wait()
+            seconds = time.perf_counter() - begin
+            event = {"event": "step", "step": step, "loss": loss.item(), "ms": 1e3 * seconds}
+            event["tokens_per_s"] = o.batch_size * o.seq_len / seconds
+            event["gpu_mem_gib"] = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
+            log.write(json.dumps(event) + "\n")
+
+
+def main() -> None:
+    parser = harness.parser(__doc__)
+    parser.add_argument("program", choices=("script", "torchao", "hf"))
+    parser.add_argument("--model", required=True, help="a preset or a config.json")
+    parser.add_argument("--log", type=Path, required=True)
+    for name, value in (("batch-size", 1), ("seq-len", 8192), ("steps", 8)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--lr", type=float, default=1e-5)
+    parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16")
+    parser.add_argument("--recompute", choices=("none", "block"), default="none")
+    parser.add_argument("--float8", default="tensorwise", help="torchao's recipe [tensorwise]")
+    o, _ = parser.parse_known_args()
+    c, recompute = load_config(o.model), o.recompute == "block"
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(1)
+    torch.set_default_dtype(torch_dtypes(o.dtype)[o.dtype])
+    with device:
+        if o.program == "hf":
+            model, loss_of = hugging_face(c, recompute)
+        else:
+            model, loss_of = script(c, recompute, o.float8 if o.program == "torchao" else "")
+    torch.set_default_dtype(torch.float32)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    count = sum(p.numel() for p in model.parameters())
+    print(f"PyTorch {torch.__version__} on {name}, {o.model}: {count:,} parameters")
+    train(model.train(), loss_of, c.vocab_size, o)
+
+
+if __name__ == "__main__":
+    errors.run(main)
