@@ -198,13 +198,14 @@ void check_gathers(Transport& channel) {
 }
 
 // A rank that has met an error and still runs: others wait for it no longer, and it sends nothing.
-void check_announcement(const Launch& launch) {
+void check_announcement(const Launch& launch, Transport& others) {
     Heartbeat heartbeat(connect(launch, "heartbeat", 20), {});
     const std::unique_ptr<Transport> channel = [&] {
         auto made = connect(launch, "watched", 20);
         made->waiting = [&](int64_t, double) { heartbeat.check(); };
         return watched(std::move(made), heartbeat);
     }();
+    others.barrier();  // a rank that still connects would fail by the announcing rank's end
     const std::string name = "rank " + std::to_string(launch.size - 1);
     const auto begin = std::chrono::steady_clock::now();
     if (launch.rank == launch.size - 1) heartbeat.announce();
@@ -281,7 +282,7 @@ TEST(check_collectives) {
     check(word == 0, "broadcast on the host");
     channel->barrier();
     ranks->barrier(context.stream);
-    if (launch.launcher != Launcher::mpi) check_announcement(launch);
+    if (launch.launcher != Launcher::mpi) check_announcement(launch, *channel);
     // The last rank goes without a word; the others find out which.
     if (std::getenv("LLAMAC_LAST_ENDS")) {
         if (launch.rank == launch.size - 1) std::_Exit(0);

@@ -65,6 +65,22 @@ def train(build) -> Callable[..., subprocess.CompletedProcess]:
     return run
 
 
+@pytest.fixture
+def start(build):
+    """Starts the program; what still runs at the end of the test is killed."""
+    started = []
+
+    def run(*arguments, **keywords) -> subprocess.Popen:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+        started.append(subprocess.Popen([build / "train_llama3", *arguments], **pipes | keywords))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
 @pytest.fixture(scope="session")
 def chosen(build, gpu) -> Callable[[str], list[str]]:
     """OPERATION=VARIANT for every operation. "reference", "naive", "optimized"; "kernels": all of them, those

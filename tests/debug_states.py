@@ -58,9 +58,8 @@ def first_difference(ours: dict, torch: dict, truth: dict, dtype: str, series: d
         baseline = error_of(theirs, expected)
         if name in series:
             largest = series[name].largest * np.abs(expected).max()
-            baseline = Error(
-                max(baseline.relative_l2, series[name].relative_l2), max(baseline.largest, largest)
-            )
+            wide = series[name]
+            baseline = Error(max(baseline.relative_l2, wide.relative_l2), max(baseline.largest, largest))
         factor = BACKWARD if backward else FORWARD
         if wrong := violation_of(found, baseline, expected, kept_in, factor):
             return f"{name}: {wrong}"

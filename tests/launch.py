@@ -1,9 +1,15 @@
 """What starts several processes of a run, for tests."""
 
+import os
+import re
 import shutil
 import socket
+import subprocess
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def free_port() -> int:
@@ -53,6 +59,35 @@ def needs(build, library: str, devices: int = 2) -> None:
 
         if torch.cuda.device_count() < devices:
             pytest.skip(f"needs {devices} GPUs, found {torch.cuda.device_count()}")
+
+
+def ranks_of(process: subprocess.Popen) -> list[int]:
+    """Process ids of the ranks that --devices has started, in order."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    variables = {int(pid): Path(f"/proc/{pid}/environ").read_text() for pid in children}
+    return sorted(variables, key=lambda pid: int(re.search(r"\0RANK=(\d+)", variables[pid])[1]))
+
+
+def as_ranks(
+    command: list, ranks: int = 2, own: dict[int, dict[str, str]] | None = None, pipe: str = "stderr"
+) -> list[tuple[int, str]]:
+    """Exit codes and what is said of processes that torchrun might have started. command: one for all ranks,
+    or one per rank; own: variables of single ranks."""
+    port, pipes = free_port(), {"stdout": subprocess.DEVNULL} | {pipe: subprocess.PIPE}
+    processes = []
+    for rank in range(ranks):
+        variables = {"OMP_NUM_THREADS": "1"} | torchrun_environment(rank, ranks, port)
+        variables |= (own or {}).get(rank, {})
+        line = command[rank] if isinstance(command[0], list) else command
+        processes.append(subprocess.Popen(line, cwd=ROOT, env=os.environ | variables, text=True, **pipes))
+    try:
+        said = [process.communicate(timeout=120)[pipe == "stderr"] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for text in said:
+        skip_without_devices(text)
+    return [(process.returncode, text) for process, text in zip(processes, said)]
 
 
 def skip_without_devices(said: str) -> None:

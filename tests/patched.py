@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from double import compute_in_double
+from hf_float64 import compute_in_double
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,19 +19,9 @@ from llamac.ops.transformers_patch import FAMILIES
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 B, T, V, LAYERS = 2, 19, 131, 2
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 88,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": V,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES = {"hidden_size": 64, "intermediate_size": 88, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "vocab_size": V, "max_position_embeddings": 64, "initializer_range": 0.2,
+         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0}
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
@@ -171,11 +161,8 @@ class Called(TorchDispatchMode):
 
 
 # How often our operations run in a call with labels and its backward.
-NORMS = {
-    "rmsnorm_forward": LAYERS + 1,
-    "residual_rmsnorm_forward": LAYERS,
-    "rmsnorm_backward": 2 * LAYERS + 1,
-}
+NORMS = {"rmsnorm_forward": LAYERS + 1, "rmsnorm_backward": 2 * LAYERS + 1}
+NORMS |= {"residual_rmsnorm_forward": LAYERS}
 ROPES = {"rope_forward": 2 * LAYERS, "rope_backward": 2 * LAYERS}
 FLASH = {"attention_forward": LAYERS, "attention_backward": LAYERS}
 OTHERS = {"swiglu_forward": LAYERS, "swiglu_backward": LAYERS, "linear_cross_entropy": 1}

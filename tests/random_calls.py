@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import described
 import numpy as np
+import op_cases
 import torch
 from hypothesis import strategies as st
 
@@ -18,12 +18,12 @@ INTEGERS = {
     4: np.int32,
     8: np.int64,
 }  # by size: how any element's bits are read and written
-TORCH = described.DTYPES
+TORCH = op_cases.DTYPES
 NUMPY = {"f32": np.float32, "f64": np.float64, "i32": np.int32}
 
 
-# Inputs that are results of other inputs, with described.py's scalars.
-TOGETHER = {"attention_backward": {"scale": described.SCALE, "causal": True, "window": 0}}
+# Inputs that are results of other inputs, with op_cases.py's scalars.
+TOGETHER = {"attention_backward": {"scale": op_cases.SCALE, "causal": True, "window": 0}}
 
 
 def size_of(dtype: str) -> int:
@@ -126,7 +126,7 @@ class Call:
 
 
 def shape_of(operand: dict, sizes: dict[str, int]) -> tuple[int, ...]:
-    return tuple(described.shape_of(operand, sizes))
+    return tuple(op_cases.shape_of(operand, sizes))
 
 
 def draw_sizes(draw, op: dict) -> dict[str, int]:
@@ -253,14 +253,14 @@ def indices(rng: np.random.Generator, call: Call, o: dict, shape: tuple[int, ...
 
 
 def fill(call: Call, seed: int) -> None:
-    """Values that belong together (described.py) where there are any; noise in outputs that are added to, NaN
+    """Values that belong together (op_cases.py) where there are any; noise in outputs that are added to, NaN
     in the others."""
     names = [o["name"] for o in call.op["operands"]]
     rng = np.random.default_rng(seed)
     types = [call.types[name] for name in names]
     absent = tuple(name for name, p in call.operands.items() if p is None and call.described[name]["begins"])
     empty = 0 in call.sizes.values()
-    known = {} if empty else described.make_inputs(call.op, types, call.sizes, seed, absent)
+    known = {} if empty else op_cases.make_inputs(call.op, types, call.sizes, seed, absent)
     for name, o in call.described.items():
         p = call.operands[name]
         if p is None or (o["output"] and not o["in_place"]):

@@ -12,13 +12,8 @@ def run_event(**more) -> dict:
 
 
 def start_event(**more) -> dict:
-    return {
-        "event": "start",
-        "time": "2026-11-23T09:00:00.100Z",
-        "model": "tiny",
-        "steps": 600,
-        "lr": 0.003,
-    } | more
+    event = {"event": "start", "time": "2026-11-23T09:00:00.100Z", "model": "tiny"}
+    return event | {"steps": 600, "lr": 0.003} | more
 
 
 def step_event(step: int, **more) -> dict:

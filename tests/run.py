@@ -4,7 +4,10 @@ import hashlib
 import json
 import re
 import subprocess
+import sys
+import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,37 +22,21 @@ RUN_KEYS = ["event", "time", "host", "device", "version", "commit", "origin", "f
 STEP_KEYS = ["event", "time", "step", "loss", "grad_norm", "lr", "ms", "tokens_per_s", "tflops", "mfu",
              "gpu_mem_gib", "gpu_percent", "rss_gib", "system_mem_gib", "cpu_percent"]  # fmt: skip
 
+WITHOUT_MASTER = {"master_weights": "off"}
 PRECISIONS = {
     "f32": {},
     "bf16": {"dtype": "bf16"},
-    "bf16-throughout": {
-        "dtype": "bf16",
-        "grad_dtype": "bf16",
-        "optimizer_state": "bf16",
-        "master_weights": "off",
-    },
+    "bf16-throughout": {"dtype": "bf16", "grad_dtype": "bf16", "optimizer_state": "bf16"} | WITHOUT_MASTER,
     "f32-small-moments": {"optimizer_state": "bf16"},
 }
 
 
 def flags(data: Path, out: Path, **extra) -> list[str]:
     """A small run on the shards in `data`; extra flags with underscores."""
-    values = {
-        "model": MODEL,
-        "train-data": f"{data}/train_*.bin",
-        "val-data": f"{data}/val_*.bin",
-        "tokenizer": "none",
-        "gemm-cache": data / "gemm.json",
-        "out": out,
-        "steps": 8,
-        "batch-size": 4,
-        "seq-len": T,
-        "warmup-steps": 2,
-        "val-every": 4,
-        "val-steps": 2,
-        "sample-every": 0,
-        "checkpoint-every": 4,
-    }
+    values = {"model": MODEL, "train-data": f"{data}/train_*.bin", "val-data": f"{data}/val_*.bin",
+              "tokenizer": "none", "gemm-cache": data / "gemm.json", "out": out, "steps": 8, "batch-size": 4,
+              "seq-len": T, "warmup-steps": 2, "val-every": 4, "val-steps": 2, "sample-every": 0,
+              "checkpoint-every": 4}  # fmt: skip
     values |= {key.replace("_", "-"): value for key, value in extra.items()}
     return [word for key, value in values.items() for word in (f"--{key}", str(value))]
 
@@ -89,6 +76,10 @@ def losses(out: Path) -> list[float]:
     return [e["loss"] for e in timed_events(out) if e["event"] == "step"]
 
 
+def numbers(out: Path) -> list[tuple]:
+    return [(e["step"], e["loss"], e["grad_norm"], e["lr"]) for e in events(out, "step")]
+
+
 def bits(out: Path) -> dict[str, list | str]:
     """Alike for runs of the same bits: each step's numbers, hashes of the newest checkpoint's tensors."""
     newest = max(out.glob("step_*"))
@@ -98,10 +89,49 @@ def bits(out: Path) -> dict[str, list | str]:
     return {"steps": numbers, **hashes}
 
 
-def one_line(result: subprocess.CompletedProcess) -> str:
+class Foreign:
+    """An array of a library that only speaks DLPack, as it was before version 1."""
+
+    def __init__(self, array: np.ndarray, device: tuple[int, int] = (1, 0)):
+        self.array, self.device = array, device
+
+    def __dlpack__(self, stream=None):
+        assert stream is None  # as the protocol wants it of host memory
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.device
+
+
+def run_llamac(*words: object, code: int = 0, **keywords) -> subprocess.CompletedProcess:
+    """A command of the package, which must end with exit status `code`."""
+    command = [sys.executable, "-m", "llamac", *map(str, words)]
+    keywords = {"cwd": ROOT, "timeout": 300} | keywords
+    done = subprocess.run(command, capture_output=True, text=True, **keywords)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def until(condition: Callable[[], object], process: subprocess.Popen) -> None:
+    """Waits for what the process does."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, "did not happen"
+        time.sleep(0.02)
+
+
+def end(process: subprocess.Popen, code: int) -> subprocess.CompletedProcess:
+    """What the process, which must end with this exit code, has printed."""
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, (process.returncode, out[-1000:], err)
+    return subprocess.CompletedProcess(process.args, code, out, err)
+
+
+def one_line(result: subprocess.CompletedProcess | str) -> str:
     """The line that the program refuses bad input with."""
-    lines = result.stderr.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("train_llama3: "), result.stderr
+    said = result if isinstance(result, str) else result.stderr
+    lines = said.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("train_llama3: "), said
     return lines[0]
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-from directories import TEXT
+from hf_dirs import TEXT
 
 from llamac.eval.questions import Asked, Questions
 

@@ -5,13 +5,13 @@ numbers, models and their FLOPs.
 import dataclasses
 import json
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import pytest
+from hf_dirs import LLAMA3, SMALL
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -27,18 +27,8 @@ from llamac.training.schedule import learning_rate
 ROOT = Path(__file__).resolve().parents[1]
 PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
 TEST_MODELS = sorted((ROOT / "tests/models").glob("*.json"))
-WRITTEN_TWICE = [
-    "config",
-    "files",
-    "flops",
-    "random",
-    "schedule",
-    "tokens",
-    "tolerance",
-    "vocabulary",
-]
-
-
+WRITTEN_TWICE = ["config", "files", "flops", "random", "schedule", "tokens", "tolerance", "vocabulary"]
+MISTRAL = {"model_type": "mistral"}
 TWICE = re.compile(r'^(?://|""") ?Written twice on purpose: (\S+) .*?; (?:tests/)?(\w+\.py)::(\w+)\.')
 
 
@@ -54,120 +44,149 @@ def test_what_is_written_twice_names_the_other_and_the_test():
         assert f"def {match[3]}(" in (ROOT / "tests" / match[2]).read_text(), file
 
 
-def test_flags(build):
+def test_flags(train):
     """The table makes both: names, defaults, help."""
     table = tomllib.loads((ROOT / "configs/tables/flags.toml").read_text())["flag"]
     keys = {row["name"]: row["default"] for row in table if row.get("key", True)}
     ours = json.loads(_native.default_options())
     theirs = {f.name.replace("_", "-"): getattr(Options(), f.name) for f in dataclasses.fields(Options)}
     only = {name: {row["name"] for row in table if row.get("only") == name} for name in ("c", "torch")}
-    assert ours == keys and theirs == {
-        row["name"]: row["default"] for row in table if row["name"] not in only["c"]
-    }
+    assert ours == keys
+    assert theirs == {row["name"]: row["default"] for row in table if row["name"] not in only["c"]}
     for found in (ours, theirs):
         assert all(type(value) is type(keys.get(name, value)) for name, value in found.items())
-
-    def output(flag: str) -> str:
-        return subprocess.run(
-            [build / "train_llama3", flag], capture_output=True, text=True, check=True
-        ).stdout
-
-    printed = tomllib.loads(output("--print-config"))
+    printed = tomllib.loads(train("--print-config").stdout)
     assert printed == ours | {"init": "random"}  # what auto means for a preset
-    listed = " ".join(output("--help").split())
+    listed = " ".join(train("--help").stdout.split())
     for row in table:
         found = f"--{row['name']} " in listed and row["help"] in listed
         assert found == (row["name"] not in only["torch"]), row["name"]
 
 
-@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings"])
-def test_limits_of_a_model(tmp_path, key):
+LIMITS = dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads"), 2**24)
+LIMITS |= {"vocab_size": 2**24, "num_hidden_layers": 2**16}
+
+
+def refusals(folder: Path, text: str) -> list[str]:
+    """Why Python and C refuse a config.json; empty where they take it."""
+    (folder / "config.json").write_text(text)
+    found = []
+    for read in (load_config, lambda file: _native.model(file, 512)):
+        try:
+            read(str(folder / "config.json"))
+            found.append("")
+        except InputError as error:
+            found.append(str(error).removeprefix(f"{folder}/config.json: "))
+    return found
+
+
+@pytest.mark.parametrize("key, most", [*LIMITS.items(), ("max_position_embeddings", 2**31 - 1)])
+def test_limits_of_a_model(tmp_path, key, most):
     """The largest size is taken by both or by none, one more by none, for the same reason."""
-    path, values = tmp_path / "config.json", json.loads(PRESETS[0].read_text())
-    most = {"num_hidden_layers": 2**16, "max_position_embeddings": 2**31 - 1}.get(key, 2**24)
-    reasons = []
-    for value in (most, most + 1):
-        path.write_text(json.dumps(values | {key: value}))
-        for read in (load_config, lambda file: _native.model(file, 512)):
-            try:
-                read(str(path))
-                reasons.append("")
-            except InputError as error:
-                reasons.append(str(error))
-    assert reasons[0] == reasons[1] and reasons[2] == reasons[3] != reasons[0]
-    assert f"{key}: expected an integer from 1 to {most}, found {most + 1}" in reasons[2]
+    values = json.loads(PRESETS[0].read_text())
+    largest, beyond = (refusals(tmp_path, json.dumps(values | {key: size})) for size in (most, most + 1))
+    assert largest[0] == largest[1] and beyond[0] == beyond[1] != largest[0]
+    assert f"{key}: expected an integer from 1 to {most}, found {most + 1}" in beyond[0]
+
+
+def test_llamas_values_written_out(tmp_path):
+    values = {"normalization_function": "rmsnorm", "position_embedding_type": "rope", "hidden_act": "silu"}
+    values |= {"attention_bias": False, "use_qk_norm": False, "sliding_window": None}
+    assert refusals(tmp_path, json.dumps(SMALL | values)) == ["", ""]
+    text = json.dumps(SMALL)
+    for cut in range(len(text)):
+        assert all(refusals(tmp_path, text[:cut])), cut
 
 
 @pytest.mark.parametrize(
     "change, expected",
     [
+        *[
+            ({key: "absent"}, f"{key}: expected an integer from 1 to {m}, found nothing")
+            for key, m in LIMITS.items()
+        ],
+        *[({key: 0}, f"{key}: expected an integer from 1 to {m}, found 0") for key, m in LIMITS.items()],
+        *[
+            (
+                {"hidden_size": json.loads(x)},
+                f"hidden_size: expected an integer from 1 to 16777216, found {x}",
+            )
+            for x in ("-12", "12.0", '"12"', "true")
+        ],
+        ({"vocab_size": 1 << 24, "hidden_size": 1 << 24, "head_dim": 4}, "expected fewer than 2^48"),
+        ({"head_dim": 1 << 24}, "head_dim"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps: expected a positive number, found 0"),
+        ({"rope_theta": "x"}, 'rope_theta: expected a positive number, found "x"'),
+        ({"tie_word_embeddings": "no"}, 'tie_word_embeddings: expected true or false, found "no"'),
+        ({"eos_token_id": [1, -2]}, "eos_token_id: expected a token id, found [1"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: expected none, as quantized weights"),
         ({"model_type": "qwen3"}, 'model_type: expected "llama" or "mistral", found "qwen3"'),
-        ({"hidden_act": "gelu_pytorch_tanh"}, 'hidden_act: expected "silu", found "gelu_pytorch_tanh"'),
-        (
-            {"normalization_function": "layernorm"},
-            'normalization_function: expected "rmsnorm", found "layernorm"',
-        ),
+        ({"hidden_act": "gelu"}, 'hidden_act: expected "silu", found "gelu"'),
+        ({"normalization_function": "x"}, 'normalization_function: expected "rmsnorm", found "x"'),
         ({"position_embedding_type": "nope"}, 'position_embedding_type: expected "rope", found "nope"'),
         ({"attention_bias": True}, "attention_bias: expected false, found true"),
         ({"mlp_bias": True}, "mlp_bias: expected false, found true"),
+        ({"mlp_bias": 0}, "mlp_bias: expected true or false, found 0"),
         ({"use_qk_norm": True}, "use_qk_norm: expected false, found true"),
-        ({"use_qk_norm": 1}, "use_qk_norm: expected true or false, found 1"),
         ({"sliding_window": 4096}, "sliding_window: expected null, found 4096"),
         ({"sliding_window": 0}, "sliding_window: expected an integer from 1 to 2147483647, found 0"),
+        (MISTRAL | {"sliding_window": -1}, "sliding_window: expected an integer from 1 to 2147483647"),
+        ({"layer_types": []}, "layer_types: expected a list of num_hidden_layers = 2 types, found []"),
         (
-            {"model_type": "mistral", "sliding_window": -1},
-            "sliding_window: expected an integer from 1 to 2147483647, found -1",
-        ),
-        ({"layer_types": []}, "layer_types: expected a list of num_hidden_layers = {layers} types, found []"),
-        (
-            {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
+            {"layer_types": ["full_attention", "linear_attention"]},
             'layer_types: expected "full_attention" or "sliding_attention", found "linear_attention"',
         ),
         (
-            {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
+            {"layer_types": ["full_attention", "sliding_attention"]},
             'layer_types: expected "full_attention" without sliding_window, found "sliding_attention"',
         ),
+        ({"rope_scaling": 8}, "rope_scaling: expected an object or null, found 8"),
+        (
+            {"rope_scaling": LLAMA3 | {"rope_type": "dynamic"}},
+            'rope_scaling: rope_type: expected "default" or "linear" or "llama3" or "yarn", found "dynamic"',
+        ),
+        ({"rope_scaling": LLAMA3 | {"factor": None}}, "rope_scaling: factor: expected a positive number"),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4}}, "rope_scaling: low_freq_factor: expected less"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters: factor: expected a positive number"),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": -1}},
             "rope_scaling: beta_fast: expected a number from 1e-9 to 1e9, found -1",
         ),
         (
             {"rope_scaling": {"full_attention": {"rope_type": "default"}}},
-            "rope_scaling: full_attention: expected none, as all layers have the same rotary positions, "
-            "found an object",
+            "rope_scaling: full_attention: expected none, as all layers have the same rotary positions",
         ),
         (
             {"rope_theta": 1.0, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
             "rope_theta: expected more than 1, found 1.0",
         ),
-        (
-            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-            'rope_scaling: rope_type: expected "default" or "linear" or "llama3" or "yarn", found "dynamic"',
-        ),
     ],
 )
-def test_architecture(tmp_path, change, expected):
-    """Both take Llama's values, written out or not, and refuse others in the same line."""
-    path, values = tmp_path / "config.json", json.loads(PRESETS[0].read_text())
-    llamas = {"normalization_function": "rmsnorm", "position_embedding_type": "rope"}
-    llamas |= {"hidden_act": "silu", "attention_bias": False, "use_qk_norm": False, "sliding_window": None}
-    for read in (load_config, lambda file: _native.model(file, 512)):
-        path.write_text(json.dumps(values | llamas))
-        read(str(path))
-        path.write_text(json.dumps(values | change))
-        with pytest.raises(InputError) as error:
-            read(str(path))
-        assert str(error.value) == f"{path}: {expected.format(layers=values['num_hidden_layers'])}"
+def test_bad_config(tmp_path, change, expected):
+    """Both refuse it in the same line."""
+    values = {key: value for key, value in (SMALL | change).items() if value != "absent"}
+    python, c = refusals(tmp_path, json.dumps(values))
+    assert python.startswith(expected) and c.startswith(expected) and "\n" not in python + c
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"num_key_value_heads": 2}, "num_attention_heads num_key_value_heads 3 2"),
+        ({"hidden_size": 13}, "hidden_size num_attention_heads 13 3"),
+        ({"head_dim": 5}, "head_dim even 5"),
+        ({"hidden_size": 9}, "head_dim even 3"),
+    ],
+)
+def test_sizes_that_do_not_fit(tmp_path, change, words):
+    for said in refusals(tmp_path, json.dumps(SMALL | change)):
+        assert all(word in said for word in words.split()), said
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)
-def test_run_configurations(build, path):
+def test_run_configurations(train, path):
     """The program and Trainer's parser read the same run from each; comments give every file its reasons."""
-    printed = subprocess.run(
-        [build / "train_llama3", "--config", path, "--print-config"], capture_output=True, text=True
-    )
-    assert printed.returncode == 0, printed.stderr
-    o, text = tomllib.loads(printed.stdout), path.read_text()
+    o, text = tomllib.loads(train("--config", path, "--print-config").stdout), path.read_text()
     assert o == json.loads(_native.options(str(path), [])) and text.startswith("# ")
     assert {key: o[key] for key in tomllib.loads(text)} == tomllib.loads(text)
     assert o["seq-len"] <= load_config(o["model"]).max_position_embeddings
@@ -184,9 +203,8 @@ def test_every_preset_has_a_run_configuration():
 @pytest.mark.parametrize("seed, epoch", [(0, 0), (42, 0), (42, 1), (2**53 - 1, 10**6)])
 def test_order_of_the_data(size, seed, epoch):
     index = np.unique(np.linspace(0, size - 1, 500).astype(np.uint64))
-    assert permute(index, size, seed, epoch).tolist() == [
-        _native.permute(int(i), size, seed, epoch) for i in index
-    ]
+    ours = [_native.permute(int(i), size, seed, epoch) for i in index]
+    assert permute(index, size, seed, epoch).tolist() == ours
 
 
 @pytest.mark.parametrize("vocab", [500, 100000])
@@ -245,33 +263,28 @@ def test_spikes(seed):
         ("data/stdlib/none_*.bin", "python -m llamac data stdlib"),
     ],
 )
-def test_missing_tokens_name_the_script_that_makes_them(build, pattern, script):
+def test_missing_tokens_name_the_script_that_makes_them(train, pattern, script):
     said = f"{pattern}: no such file; `{script}` makes token files there"
     with pytest.raises(InputError) as error:
         Loader(pattern, 8, 100, 1)
-    command = [build / "train_llama3", "--train-data", pattern, "--out", "/nowhere"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, f"train_llama3: {said}\n") and str(error.value) == said
+    refused = train("--train-data", pattern, "--out", "/nowhere", code=2).stderr
+    assert refused == f"train_llama3: {said}\n" and str(error.value) == said
     assert script.split()[4] in {"TEXT", *RECIPES}
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"), [(["--train-data", "own"], ""), (["--train-data", "own", "--val-data", "v"], "v")]
 )
-def test_own_training_data_is_not_validated_on_the_defaults(build, flags, expected):
-    printed = subprocess.run(
-        [build / "train_llama3", *flags, "--print-config"], capture_output=True, text=True, check=True
-    ).stdout
-    assert tomllib.loads(printed)["val-data"] == expected
+def test_own_training_data_is_not_validated_on_the_defaults(train, flags, expected):
+    assert tomllib.loads(train(*flags, "--print-config").stdout)["val-data"] == expected
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "wsd"])
 @pytest.mark.parametrize("warmup, steps", [(0, 1), (0, 7), (3, 7), (7, 7), (10, 7), (50, 500), (95, 100)])
 def test_learning_rate(schedule, warmup, steps):
     for step in range(1, steps + 1):
-        theirs = learning_rate(
-            step, lr=3e-3, min_lr_frac=0.1, warmup_steps=warmup, steps=steps, schedule=schedule
-        )
+        rule = {"lr": 3e-3, "min_lr_frac": 0.1, "warmup_steps": warmup, "steps": steps, "schedule": schedule}
+        theirs = learning_rate(step, **rule)
         assert _native.learning_rate(step, 3e-3, 0.1, warmup, steps, schedule) == theirs
 
 
@@ -293,15 +306,11 @@ def test_models(path):
 
 @pytest.mark.parametrize(
     "change, window",
-    [
-        ({}, 4096),
-        ({"sliding_window": None}, None),
-        ({"sliding_window": 100}, 100),
-    ],
+    [({}, 4096), ({"sliding_window": None}, None), ({"sliding_window": 100}, 100)],
 )
 def test_mistral(tmp_path, change, window):
     """Read alike, what a file lacks as transformers does, and read back by it."""
-    values = json.loads(PRESETS[0].read_text()) | {"model_type": "mistral"}
+    values = json.loads(PRESETS[0].read_text()) | MISTRAL
     for key in ("num_key_value_heads", "max_position_embeddings", "rope_scaling"):
         del values[key]
     path = tmp_path / "config.json"
@@ -326,6 +335,7 @@ LINEAR = {"rope_type": "linear", "factor": 4.0}
     "rope",
     [
         {"rope_scaling": LINEAR},
+        {"rope_scaling": {key: x for key, x in LLAMA3.items() if "original" not in key}},
         {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": YARN},  # the older one counts
         {"rope_scaling": {}, "rope_parameters": LINEAR | {"rope_theta": 3e4}},
         {"rope_scaling": YARN},
@@ -361,7 +371,7 @@ def test_rope_scaling(tmp_path, rope):
 
 def test_flops_of_a_window(tmp_path):
     """Twice the mean number of tokens that a token sees takes the place of T."""
-    values = json.loads(PRESETS[0].read_text()) | {"model_type": "mistral"}
+    values = json.loads(PRESETS[0].read_text()) | MISTRAL
     path, counts = tmp_path / "config.json", []
     for window in (None, 100):
         path.write_text(json.dumps(values | {"sliding_window": window}))

@@ -12,15 +12,13 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launch import free_port, needs, torchrun_environment
-from run import ROOT, T, events, flags, one_line
+from launch import needs, ranks_of
+from run import MODEL, ROOT, end, events, flags, one_line, until
 
 pytestmark = pytest.mark.program
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 EVERY_STEP = {"checkpoint_every": 1, "keep_checkpoints": 100}
 ENDLESS = {"steps": 1000000, "schedule": "constant", "val_every": 0, "val_data": "none"}
 RANKS = {
@@ -30,39 +28,14 @@ RANKS = {
 }
 
 
-def need_ranks(build, more: dict) -> None:
-    if "devices" in more:
-        needs(build, "GLOO", more["devices"])
+@pytest.fixture(autouse=True)
+def _one_thread_per_rank(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-@pytest.fixture
-def start(build):
-    """Starts the program with such flags; what still runs at the end of the test is killed."""
-    started = []
-
-    def run(line: list[str], **keywords) -> subprocess.Popen:
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        command = [build / "train_llama3", *line]
-        started.append(subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, **pipes, **keywords))
-        return started[-1]
-
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def until(condition: Callable[[], bool], process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert process.poll() is None and time.monotonic() < deadline, "did not happen"
-        time.sleep(0.01)
-
-
-def end(process: subprocess.Popen, code: int) -> subprocess.CompletedProcess:
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == code, (process.returncode, out[-1000:], err)
-    return subprocess.CompletedProcess([], code, out, err)
+def needs_ranks(build, ranks: str) -> None:
+    if "devices" in RANKS[ranks]:
+        needs(build, "GLOO", 2)
 
 
 def files(out: Path) -> dict[str, bytes]:
@@ -73,11 +46,11 @@ def files(out: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_the_bytes_of_a_synchronous_save(start, build, data, tmp_path, ranks, dtype):
     """Of every checkpoint and its manifest. A save waits for the one before."""
-    need_ranks(build, RANKS[ranks])
+    needs_ranks(build, ranks)
     found = {}
     for saves in ("off", "on"):
         line = flags(data, tmp_path / "out", dtype=dtype, checkpoint_async=saves, **RANKS[ranks] | EVERY_STEP)
-        end(start(line), 0)
+        end(start(*line), 0)
         assert [e["step"] for e in events(tmp_path / "out", "checkpoint")] == list(range(1, 9))
         assert not list((tmp_path / "out").glob(".step_*"))
         (tmp_path / "out").rename(tmp_path / saves)
@@ -91,14 +64,14 @@ def test_under_mpirun(build, data, tmp_path):
     found = []
     for saves in ("off", "on"):
         line = flags(data, tmp_path / "out", batch_size=2, checkpoint_async=saves, **EVERY_STEP)
-        subprocess.run([*command, *line], check=True, timeout=120, cwd=ROOT, env=ENVIRONMENT)
+        subprocess.run([*command, *line], check=True, timeout=120, cwd=ROOT)
         found.append(files(tmp_path / "out"))
         shutil.rmtree(tmp_path / "out")
     assert found[0] == found[1] and len(found[0]) == 8 * 7
 
 
 def test_old_checkpoints_are_removed(start, data, tmp_path):
-    end(start(flags(data, tmp_path, checkpoint_async="on", checkpoint_every=1)), 0)
+    end(start(*flags(data, tmp_path, checkpoint_async="on", checkpoint_every=1)), 0)
     assert sorted(p.name for p in tmp_path.glob("step_*")) == ["step_000007", "step_000008"]
 
 
@@ -112,7 +85,7 @@ def test_the_log_and_the_memory_table(start, data, tmp_path):
         ("at the end only", {"checkpoint_async": "on", "checkpoint_every": 0}),
     ):
         line = flags(data, tmp_path / name, **more)
-        planned, real = (end(start([*line, *flag]), 0).stdout for flag in (["--dry-run"], []))
+        planned, real = (end(start(*line, *flag), 0).stdout for flag in (["--dry-run"], []))
         assert row.findall(planned) == row.findall(real)
         seen[name] = row.findall(real)
         assert all(0 < e["ms"] < 60_000 for e in events(tmp_path / name, "checkpoint"))
@@ -126,44 +99,27 @@ def test_the_log_and_the_memory_table(start, data, tmp_path):
     assert int(tensors) == sum(len(keys) - 1 for keys in names)  # without __metadata__
 
 
-# 48 MiB of weights and moments, in f32.
-LARGE = {
-    "model_type": "llama",
-    "vocab_size": 97,
-    "hidden_size": 256,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "torch_dtype": "float32",
-}
-
-
 def test_no_memory_for_the_copy(start, gpu, data, tmp_path, monkeypatch):
     """An address space that the run fits into, and half of its copy does not: a line says so; it saves."""
     if gpu:
         pytest.skip("a GPU's driver takes more address space than any limit allows")
-    (tmp_path / "model.json").write_text(json.dumps(LARGE))
+    wide = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4}  # 48 MiB of state in f32
+    (tmp_path / "model.json").write_text(json.dumps(json.loads(Path(MODEL).read_text()) | wide))
     line = flags(data, tmp_path / "out", model=tmp_path / "model.json", steps=3, checkpoint_every=1)
 
     def bounded(limit: int) -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))  # threads take as much, each
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
-    monkeypatch.setitem(ENVIRONMENT, "MALLOC_ARENA_MAX", "1")
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     without = functools.partial(bounded, resource.RLIM_INFINITY)
-    process, peak = start([*line, "--checkpoint-async", "off"], preexec_fn=without), 0
+    process, peak = start(*line, "--checkpoint-async", "off", preexec_fn=without), 0
     while process.poll() is None:
         status = Path(f"/proc/{process.pid}/status").read_text()
         peak = max(peak, *map(int, re.findall(r"^VmPeak:\s+(\d+) kB$", status, re.MULTILINE)), 0)
         time.sleep(0.005)
     limit = (peak << 10) + (20 << 20)
-    process = start([*line, "--checkpoint-async", "on"], preexec_fn=functools.partial(bounded, limit))
+    process = start(*line, "--checkpoint-async", "on", preexec_fn=functools.partial(bounded, limit))
     said = end(process, 0).stdout
     assert "checkpoint copy" not in said
     (told,) = (text for text in said.splitlines() if text.startswith("--checkpoint-async: "))
@@ -173,7 +129,7 @@ def test_no_memory_for_the_copy(start, gpu, data, tmp_path, monkeypatch):
 
 def test_a_signal_while_one_is_written(start, data, tmp_path):
     """The last step's checkpoint, whatever was being written."""
-    process = start(flags(data, tmp_path, checkpoint_async="on", **ENDLESS | {"checkpoint_every": 1}))
+    process = start(*flags(data, tmp_path, checkpoint_async="on", **ENDLESS | {"checkpoint_every": 1}))
     until(lambda: (tmp_path / "log.jsonl").exists() and events(tmp_path, "checkpoint"), process)
     process.send_signal(signal.SIGTERM)
     assert not end(process, 143).stderr
@@ -187,17 +143,13 @@ def test_a_signal_while_one_is_written(start, data, tmp_path):
 def test_a_checkpoint_that_cannot_be_written(start, build, data, tmp_path, ranks):
     """Files may no longer be so large, on the last rank: one line with the last good one, which resumes."""
     more = RANKS[ranks]
-    need_ranks(build, more)
+    needs_ranks(build, ranks)
     kept = {"checkpoint_async": "on", "checkpoint_every": 2, "keep_checkpoints": 1000} | more
-    process = start(flags(data, tmp_path, **ENDLESS | kept))
+    process = start(*flags(data, tmp_path, **ENDLESS | kept))
     until(lambda: (tmp_path / "log.jsonl").exists() and events(tmp_path, "checkpoint"), process)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    ranked = {
-        int(re.search(r"\0RANK=(\d+)", Path(f"/proc/{pid}/environ").read_text())[1]): int(pid)
-        for pid in children
-    }
+    last = ranks_of(process)[1] if more else process.pid
     limit = max(tmp_path.glob("step_*/optimizer*"), key=lambda p: p.name).stat().st_size - 1
-    resource.prlimit(ranked[1] if more else process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+    resource.prlimit(last, resource.RLIMIT_FSIZE, (limit, limit))
     line = one_line(end(process, 2))
     newest = max(tmp_path.glob("step_*"))
     reason = f"cannot write: File too large; the last checkpoint is {newest}"
@@ -207,7 +159,7 @@ def test_a_checkpoint_that_cannot_be_written(start, build, data, tmp_path, ranks
     step = int(newest.name[5:])
     assert events(tmp_path, "checkpoint")[-1]["step"] == step
     again = ENDLESS | kept | {"steps": step + 3, "resume": "auto"}
-    said = end(start(flags(data, tmp_path, **again)), 0).stdout
+    said = end(start(*flags(data, tmp_path, **again)), 0).stdout
     assert f"resuming from {newest}" in said
     assert [e["step"] for e in events(tmp_path, "step")] == list(range(1, step + 4))
 
@@ -227,28 +179,12 @@ def test_the_watchdog_ends_a_run_whose_checkpoint_hangs(start, data, tmp_path, m
     (tmp_path / "hang.c").write_text(HANG)
     library = tmp_path / "hang.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "hang.c"], check=True)
-    monkeypatch.setitem(ENVIRONMENT, "LD_PRELOAD", str(library))
+    monkeypatch.setenv("LD_PRELOAD", str(library))
     with_asan = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
-    monkeypatch.setitem(ENVIRONMENT, "ASAN_OPTIONS", with_asan)
+    monkeypatch.setenv("ASAN_OPTIONS", with_asan)
     out = tmp_path / "out"
-    process = start(flags(data, out, checkpoint_async="on", watchdog=1, **ENDLESS | {"checkpoint_every": 3}))
+    process = start(*flags(data, out, checkpoint_async="on", watchdog=1, **ENDLESS | {"checkpoint_every": 3}))
     said = end(process, 75).stderr.splitlines()
     assert said[0].startswith("train_llama3: checkpoint of step 3: expected progress within --watchdog 1 ")
     assert [e["step"] for e in events(out, "step")] == [1, 2, 3, 4, 5, 6]
     assert not events(out, "checkpoint") and not list(out.glob("step_*"))
-
-
-def test_ranks_that_disagree(build, data, tmp_path):
-    """Each would wait for the others' threads, or not."""
-    need_ranks(build, {"devices": 2})
-    port, processes = free_port(), []
-    for rank, saves in enumerate(("on", "off")):
-        line = flags(data, tmp_path / "out", batch_size=2, total_batch_size=4 * T, checkpoint_async=saves)
-        environment = ENVIRONMENT | torchrun_environment(rank, 2, port)
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        processes.append(
-            subprocess.Popen([build / "train_llama3", *line], cwd=ROOT, env=environment, **pipes)
-        )
-    said = [process.communicate(timeout=60)[1] for process in processes]
-    expected = "rank 1: --checkpoint-async: expected on, as rank 0 has it, found off"
-    assert said == [f"train_llama3: {expected}\n", ""]

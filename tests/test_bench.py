@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-import described as formulas
+import op_cases as formulas
 import pytest
 import torch
 from conftest import ROOT

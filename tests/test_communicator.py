@@ -6,40 +6,17 @@ import subprocess
 import sys
 
 import pytest
-from launch import free_port, has, needs, torchrun_environment
+from launch import as_ranks, free_port, has, needs, torchrun_environment
+from run import one_line
 
 pytestmark = pytest.mark.program
-
-
-def start(
-    build, environments: list[dict[str, str]], program: str = "check_communicator", **more: str
-) -> list[subprocess.Popen]:
-    return [
-        subprocess.Popen(
-            [build / program],
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment | more,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for environment in environments
-    ]
-
-
-def outputs(processes: list[subprocess.Popen]) -> list[str]:
-    try:
-        return [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_gloo(build, ranks):
     needs(build, "GLOO")
-    port = free_port()
-    processes = start(build, [torchrun_environment(rank, ranks, port) for rank in range(ranks)])
-    for process, text in zip(processes, outputs(processes)):
-        assert process.returncode == 0 and " 0 failed" in text, text
+    for code, text in as_ranks([build / "check_communicator"], ranks, {}, "stdout"):
+        assert code == 0 and " 0 failed" in text, text
         assert int(text.split()[-4]) > 80
 
 
@@ -48,19 +25,15 @@ def test_ranks_choose_the_same_algorithms(build):
     needs(build, "GLOO")
     if not (build / "check_gemm").exists():
         pytest.skip("this build has no stand-in for the vendor's library")
-    port = free_port()
-    processes = start(build, [torchrun_environment(rank, 2, port) for rank in range(2)], "check_gemm")
-    for process, text in zip(processes, outputs(processes)):
-        assert process.returncode == 0 and " 0 failed" in text, text
+    for code, text in as_ranks([build / "check_gemm"], pipe="stdout"):
+        assert code == 0 and " 0 failed" in text, text
 
 
 def test_a_rank_that_ends_is_named(build):
     needs(build, "GLOO")
-    port = free_port()
-    environments = [torchrun_environment(rank, 3, port) for rank in range(3)]
-    processes = start(build, environments, LLAMAC_LAST_ENDS="1")
-    for process, text in list(zip(processes, outputs(processes)))[:2]:
-        assert process.returncode == 0 and " 0 failed" in text, text
+    own = {rank: {"LLAMAC_LAST_ENDS": "1"} for rank in range(3)}
+    for code, text in as_ranks([build / "check_communicator"], 3, own, "stdout")[:2]:
+        assert code == 0 and " 0 failed" in text, text
 
 
 def test_mpi(build):
@@ -84,29 +57,25 @@ def test_torchrun(build):
     assert done.returncode == 0 and done.stdout.count(" 0 failed") == 2, done.stdout + done.stderr
 
 
+def rank_0_alone(build, ranks: int, port: int) -> str:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | torchrun_environment(0, ranks, port)
+    command = [build / "check_communicator"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120).stdout
+
+
 def test_ranks_that_do_not_come(build):
     """Rank 0 alone: an error that names the others, after check_communicator's 20 seconds."""
     needs(build, "GLOO")
-    processes = start(build, [torchrun_environment(0, 3, free_port())])
-    (text,) = outputs(processes)
+    text = rank_0_alone(build, 3, free_port())
     assert "expected 3 ranks" in text and "rank 1, 2" in text
 
 
-def test_a_build_without_gloo(build, tmp_path):
+def test_a_build_without_gloo(build, train, tmp_path):
     """One line, from the process that would have started the ranks."""
     if has(build, "GLOO"):
         pytest.skip("the build has Gloo")
-    command = [
-        build / "train_llama3",
-        "--devices",
-        "2",
-        "--train-data",
-        "none.bin",
-        "--out",
-        tmp_path / "out",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "libgloo-dev" in done.stderr
+    done = train("--devices", "2", "--train-data", "none.bin", "--out", tmp_path / "out", code=2)
+    assert "libgloo-dev" in one_line(done)
 
 
 def test_a_port_in_use(build):
@@ -115,5 +84,5 @@ def test_a_port_in_use(build):
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", port - 8192))
         taken.listen()
-        (text,) = outputs(start(build, [torchrun_environment(0, 2, port)]))
+        text = rank_0_alone(build, 2, port)
     assert f"port {port - 8192}" in text and "MASTER_PORT" in text

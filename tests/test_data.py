@@ -1,14 +1,15 @@
 """llamac.data: .bin files, the order of the data, the default text; test_prepare.py has the tool."""
 
+import os
 import shutil
-import subprocess
-import sys
 from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
 import pytest
+from run import run_llamac
 
+from llamac import _native
 from llamac.base.errors import InputError
 from llamac.data import Loader, permute, read_bin, tokenizer, write_bin, write_shards
 from llamac.data import command as tool
@@ -158,6 +159,9 @@ def test_malformed_bin(tmp_path, spoil, message):
     with pytest.raises(InputError) as error:
         Loader(str(path), 8, 1000, 1)
     assert str(error.value).startswith(f"{path}: {message}") and "\n" not in str(error.value)
+    with pytest.raises(InputError) as refused:  # C
+        _native.micro_batch(str(path), 8, 1000, 1, 1, 42, 0, 0, 0, 1, *np.zeros((2, 1, 8), np.int32))
+    assert str(refused.value).startswith(f"{path}: {message}")
 
 
 @pytest.mark.parametrize("vocab", [1000, 70000])
@@ -170,11 +174,17 @@ def test_token_past_the_vocabulary(tmp_path, vocab):
         loader.micro_batch(0, 0)
 
 
+def test_a_shard_that_shrinks(tmp_path):
+    shards(tmp_path, 100)
+    loader = Loader(str(tmp_path / "train_000.bin"), 8, 1000, 4)
+    os.truncate(tmp_path / "train_000.bin", 1024)
+    with pytest.raises(InputError, match=r"train_000.bin: .*expected .* found 1024"):
+        loader.micro_batch(0, 0)
+
+
 def test_too_few_tokens(tmp_path):
     shards(tmp_path, 8)
-    with pytest.raises(
-        InputError, match=r"expected at least seq-len \+ 1 = 9 tokens in a file, found 8 in 1$"
-    ):
+    with pytest.raises(InputError, match=r"expected at least seq-len \+ 1 = 9 tokens in a file, found 8 in"):
         Loader(str(tmp_path / "*.bin"), 8, 1000, 1)
     with pytest.raises(InputError, match=r"nothing_.*: no such file"):
         Loader(str(tmp_path / "nothing_*.bin"), 8, 1000, 1)
@@ -240,12 +250,9 @@ def test_stream_does_not_depend_on_the_devices(tmp_path):
             for u in range(8)
         ]
         seen[B, accum, world] = rows
-        epochs = [sorted(chain(*rows[:4])), sorted(chain(*rows[4:]))]
-        assert (
-            epochs[0]
-            == epochs[1]
-            == sorted(x[:-1] for x in naive_sequences([loaders[0].shards[0].tokens], 4))
-        )
+        epochs = [sorted(chain(*part)) for part in (rows[:4], rows[4:])]
+        whole = sorted(x[:-1] for x in naive_sequences([loaders[0].shards[0].tokens], 4))
+        assert epochs == [whole, whole]
     assert all(rows == seen[8, 1, 1] for rows in seen.values())
     assert seen[8, 1, 1][:4] != seen[8, 1, 1][4:]  # the epochs differ in order
 
@@ -265,17 +272,6 @@ def test_write_shards(tmp_path):
 # The default text
 
 
-def script(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "llamac", "data", "stdlib", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-def ran(*arguments: object) -> str:
-    result = script(*arguments)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
 def text_of(pattern: Path, folder: Path) -> str:
     """All tokens of the shards, decoded with the tokenizer beside them."""
     made_with = tokenizer.load(folder / "tokenizer.tiktoken")
@@ -290,7 +286,7 @@ def text_of(pattern: Path, folder: Path) -> str:
 @pytest.fixture(scope="module")
 def stdlib(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("stdlib")
-    assert "already there" not in ran("--out", out)
+    assert "already there" not in run_llamac("data", "stdlib", "--out", out).stdout
     return out
 
 
@@ -306,40 +302,11 @@ def test_stdlib(stdlib):
     assert "class TarFile(" not in text_of(Path(train.path), stdlib)
 
 
-def test_transformers_has_the_tokenizer(stdlib):
-    """AutoTokenizer opens what stdlib.py leaves beside the tokens: 4,096 ids, and our tokens."""
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoTokenizer.from_pretrained(stdlib)
-    assert len(theirs) == 4096
-    assert theirs.bos_token_id == theirs.eos_token_id == theirs.pad_token_id == 4095
-    val = read_bin(stdlib / "val_000.bin").tokens
-    documents = np.split(val, np.flatnonzero(val == 4095))[1:]
-    assert len(documents) >= 10
-    ours = tokenizer.load(stdlib / "tokenizer.tiktoken")
-    for ids in documents:
-        text = ours.decode(ids[1:])
-        assert theirs.encode(text) == ids[1:].tolist() and theirs.decode(ids) == "<|endoftext|>" + text
-
-
-def test_stdlib_again(stdlib):
-    """A finished data set is left alone; a damaged one is made again, to the same bytes."""
-    files = sorted(stdlib.iterdir())
-    before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in files]
-    assert "already there" in ran("--out", stdlib)
-    assert before == [(path.read_bytes(), path.stat().st_mtime_ns) for path in files]
-    (stdlib / "val_000.bin").write_bytes(before[-1][0][:-1])
-    assert "already there" not in ran("--out", stdlib)
-    assert sorted(stdlib.iterdir()) == files
-    assert [content for content, _ in before] == [path.read_bytes() for path in files]
-    for name in ("tokenizer.json", "tokenizer_config.json"):  # an earlier version did not write these
-        (stdlib / name).unlink()
-    assert "already there" in ran("--out", stdlib) and sorted(stdlib.iterdir()) == files
-    assert [content for content, _ in before] == [path.read_bytes() for path in files]
-
-
-def test_stdlib_split_goes_by_name(tmp_path):
-    """Taking packages away moves no other package to the other side."""
-    library = tmp_path / "lib"
+@pytest.fixture
+def library(tmp_path) -> Path:
+    """Some modules of the standard library."""
+    folder = tmp_path / "lib"
+    (folder / "test").mkdir(parents=True)
     for name in (
         "argparse",
         "tarfile",
@@ -351,27 +318,50 @@ def test_stdlib_split_goes_by_name(tmp_path):
         "pydoc",
         "turtle",
     ):
-        source = Path(sys.modules["os"].__file__).parent / f"{name}.py"
+        source = Path(os.__file__).with_name(f"{name}.py")
         if source.exists():
-            library.mkdir(exist_ok=True)
-            shutil.copy(source, library)
-    (library / "test").mkdir()
-    (library / "test" / "test_x.py").write_text("left_out = 1\n")
+            shutil.copy(source, folder)
+    return folder
+
+
+def test_stdlib_again(tmp_path, library):
+    """A finished data set is left alone; a damaged one is made again, to the same bytes."""
+    out = tmp_path / "out"
+
+    def made() -> str:
+        return run_llamac("data", "stdlib", "--local", library, "--out", out, "--vocab-size", 1024).stdout
+
+    made()
+    files = sorted(out.iterdir())
+    before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in files]
+    assert "already there" in made()
+    assert before == [(path.read_bytes(), path.stat().st_mtime_ns) for path in files]
+    (out / "val_000.bin").write_bytes(before[-1][0][:-1])
+    assert "already there" not in made() and sorted(out.iterdir()) == files
+    assert [content for content, _ in before] == [path.read_bytes() for path in files]
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # an earlier version did not write these
+        (out / name).unlink()
+    assert "already there" in made() and sorted(out.iterdir()) == files
+    assert [content for content, _ in before] == [path.read_bytes() for path in files]
+
+
+def test_stdlib_split_goes_by_name(tmp_path, library):
+    """Taking packages away moves no other package to the other side."""
+    (library / "test/test_x.py").write_text("left_out = 1\n")
     (library / "notutf8.py").write_bytes(b"x = '\xff'\n")
-    ran("--local", library, "--out", tmp_path / "a", "--vocab-size", 1024)
+    flags = ("data", "stdlib", "--local", library, "--vocab-size", 1024, "--out")
+    run_llamac(*flags, tmp_path / "a")
     (library / "inspect.py").unlink()
     (library / "doctest.py").unlink()
-    ran("--local", library, "--out", tmp_path / "b", "--vocab-size", 1024)
-    for folder in "ab":
-        train, val = (
-            text_of(tmp_path / folder / f"{split}_*.bin", tmp_path / folder) for split in ("train", "val")
-        )
+    run_llamac(*flags, tmp_path / "b")
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        train, val = (text_of(folder / f"{split}_*.bin", folder) for split in ("train", "val"))
         assert "class ArgumentParser" in train and "class ArgumentParser" not in val
         assert "class TarFile" in val and "class TarFile" not in train
         assert "left_out" not in train + val and "notutf8" not in train + val
     (tmp_path / "none").mkdir()
-    result = script("--local", tmp_path / "none", "--out", tmp_path / "c")
-    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+    done = run_llamac("data", "stdlib", "--local", tmp_path / "none", "--out", tmp_path / "c", code=2)
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_llama3s_texts_have_a_begin_and_an_end(tmp_path):

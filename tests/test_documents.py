@@ -101,9 +101,8 @@ def test_a_missing_mask_is_caught(build, states, tmp_path):
 def documents_alone(folder: Path, dtype: torch.dtype, state: dict) -> dict[str, np.ndarray]:
     """Losses and gradients of the batch by the reference model, a call per document: each begins at position
     0, where in the batch it has the positions of its row."""
-    tokens, targets, first = (
-        torch.from_numpy(state[n]).long().view(2, -1) for n in ("tokens", "targets", "first")
-    )
+    names = ("tokens", "targets", "first")
+    tokens, targets, first = (torch.from_numpy(state[n]).long().view(2, -1) for n in names)
     model = ref.empty_model(ref.load_config(folder), dtype)
     load_weights(model, folder)
     cis = ref.precompute_cis(model.config, tokens.shape[1], dtype=torch.promote_types(dtype, torch.float32))
@@ -161,7 +160,7 @@ def same(found: Path, expected: Path, rtol: float) -> None:
         np.testing.assert_allclose(of_run(found)[name], numbers, rtol=rtol, err_msg=name)
 
 
-def test_the_same_losses(build, train, marked, tmp_path):
+def test_the_same_losses(train, marked, tmp_path):
     """By the program, on one device and on two, by train_llama3.py, and with llamac's operations in it."""
     train(*flags(out=tmp_path / "c", **marked))
     train(*flags(out=tmp_path / "off", **marked | {"document_mask": "off"}))
@@ -203,10 +202,7 @@ def test_batches_of_the_callers(marked, gpu):
             {"tokenizer": "none"},
             "--document-mask on: expected the tokenizer of the data, whose tokens tell documents",
         ),
-        (
-            {"vocab_size": 256},
-            "--document-mask on: expected tokens that begin and end a text below the model's",
-        ),
+        ({"vocab_size": 256}, "--document-mask on: expected tokens that begin and end a text below the"),
     ],
 )
 def test_refused(train, marked, tmp_path, change, expected):

@@ -2,13 +2,12 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from directories import TEMPLATE, TEXT, write_directory
+from hf_dirs import TEMPLATE, TEXT, write_directory
+from run import run_llamac
 from task_rows import ROWS, drawn_row, read_questions
 
 from llamac import Error
@@ -51,10 +50,7 @@ def test_wording():
     assert q["arc_easy"].pairs[1] == ("Question: Where is the cat?\nAnswer:", " mat")
     assert (q["arc_easy"].gold, q["arc_challenge"].gold, q["arc_easy"].lengths) == (1, 0, [4, 3])
     assert q["piqa"].pairs[0] == ("Question: Feed the cat\nAnswer:", " with fish") and q["piqa"].gold == 0
-    assert q["winogrande"].pairs == [
-        ("The cat saw the moon", " and sat."),
-        ("The cat saw the mat", " and sat."),
-    ]
+    assert q["winogrande"].pairs == [(f"The cat saw the {x}", " and sat.") for x in ("moon", "mat")]
     assert q["winogrande"].gold == 1 and q["winogrande"].lengths is None
     intro = "The following are multiple choice questions (with answers) about cat lore.\n\n"
     assert q["mmlu"].pairs[3] == (intro + "Who?\nA. a\nB. b\nC. c\nD. d\nAnswer:", " D")
@@ -206,11 +202,18 @@ doc_to_choice: "{{{{[sol1, sol2]}}}}"
 metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
 """
     )
-    words = [sys.executable, "-m", "llamac", "lm-eval", "--model", "llamac", "--model_args"]
-    words += [f"pretrained={directory},dtype=float32", "--tasks", "own_piqa", "--include_path", tmp_path]
-    flags = ["--output_path", tmp_path / "found", "--limit", "40", "--device", "cpu"]
-    done = subprocess.run([*words, *flags], capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-2000:]
+    words = ["--model", "llamac", "--model_args", f"pretrained={directory},dtype=float32"]
+    words += [
+        "--tasks",
+        "own_piqa",
+        "--include_path",
+        tmp_path,
+        "--output_path",
+        tmp_path / "found",
+        "--limit",
+        "40",
+    ]
+    run_llamac("lm-eval", *words, "--device", "cpu", timeout=900)
     (path,) = (tmp_path / "found").glob("**/results_*.json")
     theirs = json.loads(path.read_text())["results"]["own_piqa"]
     command(directory, "--tasks", "piqa", "--data", files, "--limit", "40", "--json", tmp_path / "ours.json")
@@ -301,9 +304,7 @@ def test_shards_of_a_rank_file(tmp_path, monkeypatch):
 
 
 def command(directory: Path, *arguments, code: int = 0) -> str:
-    words = [sys.executable, "-m", "llamac", "eval", directory, *arguments]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert found.returncode == code, found.stderr
+    found = run_llamac("eval", directory, *arguments, code=code)
     return found.stdout if code == 0 else found.stderr
 
 
@@ -313,23 +314,13 @@ def test_the_command(directory, files, tmp_path):
     output = command(directory, *flags, "--json", tmp_path / "found.json")
     found = json.loads((tmp_path / "found.json").read_text())
     names = [(row["task"], row["metric"]) for row in found["results"]]
-    assert names == [
-        ("arc_easy", "acc"),
-        ("arc_easy", "acc_norm"),
-        ("arc_challenge", "acc"),
-        ("arc_challenge", "acc_norm"),
-        ("winogrande", "acc"),
-        ("mmlu", "acc"),
-        ("mmlu: anatomy", "acc"),
-        ("mmlu: virology", "acc"),
-        ("text", "bits_per_byte"),
-        ("text", "perplexity"),
-    ]
+    both = [(name, metric) for name in ("arc_easy", "arc_challenge") for metric in ("acc", "acc_norm")]
+    alone = [(name, "acc") for name in ("winogrande", "mmlu", "mmlu: anatomy", "mmlu: virology")]
+    assert names == [*both, *alone, ("text", "bits_per_byte"), ("text", "perplexity")]
     assert [len(found["questions"][name]) for name in ("arc_easy", "winogrande")] == [30, 30]
     for row in found["results"]:
-        line = next(
-            x for x in output.splitlines() if x.startswith(row["task"] + " ") and f" {row['metric']} " in x
-        )
+        lines = (x for x in output.splitlines() if x.startswith(row["task"] + " "))
+        line = next(x for x in lines if f" {row['metric']} " in x)
         assert f"{row['value']:.4f}" in line.split()
     for name, answered in found["questions"].items():
         right = np.mean([int(np.argmax(each["logs"])) == each["gold"] for each in answered])
@@ -386,10 +377,9 @@ def test_files_of_another_format(tmp_path, name):
     (tmp_path / f"{name}.parquet").write_text("no Parquet")
     with pytest.raises(Error, match=rf"{name}\.parquet: expected Parquet"):
         list(tasks.read(task, tmp_path))
-    label = {"hellaswag": "label", "piqa": "label", "winogrande": "answer", "mmlu": "answer"}.get(
-        name, "answerKey"
-    )
+    label = {"mmlu": "answer", "winogrande": "answer", "hellaswag": "label", "piqa": "label"}
+    key = label.get(name, "answerKey")
     (tmp_path / f"{name}.parquet").unlink()
-    path.write_text(json.dumps(ROWS[name] | {label: 9}) + "\n")
+    path.write_text(json.dumps(ROWS[name] | {key: 9}) + "\n")
     with pytest.raises(Error, match="row 1"):
         list(tasks.read(task, tmp_path))

@@ -1,15 +1,13 @@
 """--eval-tasks: the scores that a run logs are those of llamac.eval on the checkpoint of that step."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from directories import TEXT, write_directory
-from launch import free_port, needs, torchrun_environment
-from run import ROOT, events, flags, timed_events
+from hf_dirs import TEXT, write_directory
+from launch import as_ranks, needs
+from run import events, flags, timed_events
 from task_rows import drawn_row, read_questions
 
 import llamac
@@ -114,13 +112,7 @@ def test_a_resumed_run_makes_up_for_an_evaluation(train, run_flags, tmp_path):
 def test_ranks_share_the_questions(train, build, run_flags, tmp_path):
     needs(build, "GLOO")
     train(*run_flags(tmp_path / "one", steps=2))
-    port, line = free_port(), [build / "train_llama3", *run_flags(tmp_path / "two", steps=2)]
-    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(line, cwd=ROOT, env=one_thread | torchrun_environment(rank, 2, port))
-        for rank in range(2)
-    ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    assert as_ranks([build / "train_llama3", *run_flags(tmp_path / "two", steps=2)]) == [(0, ""), (0, "")]
     one, two = scores(tmp_path / "one"), scores(tmp_path / "two")
     assert one.keys() == two.keys()
     assert {key: two[key] for key in two if key[0] == 0} == {key: one[key] for key in one if key[0] == 0}
@@ -155,9 +147,8 @@ def test_what_is_refused(train, run_flags, folder, tmp_path, kind):
     """In one line, before anything is written."""
     good = folder / "prepared/mmlu.questions"
     words = np.frombuffer(good.read_bytes(), "<u4").copy()
-    for word, value in {"damaged": {40: 7}, "tokenizer": {6: 7}, "vocabulary": {2: 9999}}.get(
-        kind, {}
-    ).items():
+    changes = {"damaged": {40: 7}, "tokenizer": {6: 7}, "vocabulary": {2: 9999}}
+    for word, value in changes.get(kind, {}).items():
         words[word] = value
     (tmp_path / kind).write_bytes(words.tobytes())
     (tmp_path / "mmlu.questions").write_bytes(words.tobytes())

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from directories import SPECIAL, TEMPLATE, TEXT, WINDOWS, sentencepiece, write_directory, write_weights
+from hf_dirs import SPECIAL, TEMPLATE, TEXT, WINDOWS, sentencepiece, write_directory, write_weights
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -72,9 +72,7 @@ def test_settings_and_tokenizer(tmp_path):
     directory = write_directory(tmp_path / "model")
     export.write_gguf(directory, tmp_path / "model.gguf")
     config, own = load_config(str(directory)), tokenizer.load(directory)
-    fields = {
-        name: field.contents() for name, field in gguf.GGUFReader(tmp_path / "model.gguf").fields.items()
-    }
+    fields = {n: f.contents() for n, f in gguf.GGUFReader(tmp_path / "model.gguf").fields.items()}
     wanted = {
         "general.architecture": "llama",
         "general.name": "model",
@@ -249,12 +247,8 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(Error, match="expected a tokenizer"):
         export.write_gguf(bare, tmp_path / "x.gguf")
     content = json.loads((tmp_path / "good/tokenizer.json").read_text())
-    content["pre_tokenizer"] = {
-        "type": "Metaspace",
-        "replacement": "_",
-        "prepend_scheme": "first",
-        "split": True,
-    }
+    content["pre_tokenizer"] = {"type": "Metaspace", "replacement": "_"}
+    content["pre_tokenizer"] |= {"prepend_scheme": "first", "split": True}
     (bare / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(Error, match=r"tokenizer\.json: expected a byte-level .* or sentencepiece's BPE"):
         export.write_gguf(bare, tmp_path / "x.gguf")

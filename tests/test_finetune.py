@@ -2,13 +2,12 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from directories import write_directory
+from hf_dirs import write_directory
+from run import run_llamac
 
 from llamac import Error, Trainer
 from llamac.data import chat, documents, read_bin, tokenizer
@@ -52,28 +51,13 @@ def directory(tmp_path_factory) -> Path:
 
 def test_answers_count(directory):
     encoder = Encoder(directory)
-    own = encoder.tokenizer
-
-    def counted(example: Example) -> list[str]:
-        """Texts of the stretches that count."""
-        texts, last = [], False
-        for id, counts in zip(example.ids, example.counts, strict=True):
-            if counts:
-                texts += [""] if not last else []
-                texts[-1] += own.decode([id]) if "\ufffd" not in own.decode([id]) else "?"
-            last = counts
-        return texts
-
-    whole = encoder.row(ROWS[0])
-    answers = counted(whole)
-    assert answers[0] == "on the mat<|end|>" and answers[1].startswith("the moon ") and len(answers) == 2
-    assert answers[1].endswith("<|end|>")
-    assert own.decode(whole.ids).startswith(
-        "<|begin|><|system|>be brief<|end|><|user|>the cat?<|end|><|assistant|>"
-    )
+    own, whole = encoder.tokenizer, encoder.row(ROWS[0])
+    assert answers(encoder, ROWS[0]) == ["on the mat<|end|>", "the moon 🙂<|end|>"]
+    begin = "<|begin|><|system|>be brief<|end|><|user|>the cat?<|end|><|assistant|>"
+    assert own.decode(whole.ids).startswith(begin)
     pair = encoder.row(ROWS[1])
     assert own.decode(pair.ids) == "<|begin|>the cat sat on the mat<|end|>"
-    assert counted(pair) == [" on the mat<|end|>"]
+    assert answers(encoder, ROWS[1]) == [" on the mat<|end|>"]
     tokens, targets = batch([pair, whole], 80)
     n = len(pair.ids)
     assert tokens.shape == targets.shape == (2, 80) and tokens[0, : n - 1].tolist() == pair.ids[:-1]
@@ -85,20 +69,14 @@ def test_generation_blocks_are_what_counts(directory, tmp_path):
     """With the masks of transformers, also where they are not what stands behind the question."""
     from transformers import AutoTokenizer
 
-    for name in ("config.json", "tokenizer.json"):
-        (tmp_path / name).write_bytes((directory / name).read_bytes())
-    settings = json.loads((directory / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": GENERATION}))
-    theirs = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
-        CHAT, return_dict=True, return_assistant_tokens_mask=True
-    )
+    with_template(directory, tmp_path, GENERATION)
+    template = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template
+    theirs = template(CHAT, return_dict=True, return_assistant_tokens_mask=True)
     ours = Encoder(tmp_path).messages(CHAT)
     assert ours == Example(theirs["input_ids"], [mask == 1 for mask in theirs["assistant_masks"]])
     assert 0 < sum(ours.counts) < len(ours.ids)
-    own = Encoder(tmp_path).tokenizer
-    assert chat.load(tmp_path).render(CHAT, own) == AutoTokenizer.from_pretrained(
-        tmp_path
-    ).apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    text = template(CHAT, tokenize=False, add_generation_prompt=True)
+    assert chat.load(tmp_path).render(CHAT, Encoder(tmp_path).tokenizer) == text
 
 
 def test_a_step_is_that_of_transformers(directory):
@@ -181,21 +159,9 @@ def test_packed_conversations_train_as_each_alone(directory, tmp_path, train):
     validation loss, whatever the micro-batches; another --seq-len and missing masks are told."""
     data = tmp_path / "chats.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    words = [
-        sys.executable,
-        "-m",
-        "llamac",
-        "finetune",
-        directory,
-        data,
-        "--val-data",
-        data,
-        "--seq-len",
-        "64",
-    ]
     folder = tmp_path / "sft"
-    made = subprocess.run([*words, "--prepare", folder], capture_output=True, text=True, timeout=120)
-    assert made.returncode == 0, made.stderr
+    flags = ("--val-data", data, "--seq-len", 64, "--prepare", folder)
+    made = run_llamac("finetune", directory, data, *flags)
     encoder = Encoder(directory)
     rows = [encoder.row(row) for row in ROWS]
     S = len(read_bin(folder / "train_000.bin").tokens) // 64
@@ -232,11 +198,9 @@ def test_the_command(directory, tmp_path):
     data = tmp_path / "chats.jsonl"
     more = [{"messages": CHAT[:2]}, {"prompt": "the cat " * 90, "completion": "x"}]
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS + more))
-    words = [sys.executable, "-m", "llamac", "finetune", directory, data]
-    words += ["--out", tmp_path / "out", "--val-data", data]
-    flags = ["--epochs", "6", "--batch-size", "2", "--accumulation", "2", "--lr", "0.003", "--seq-len", "96"]
-    result = subprocess.run([*words, *flags], capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
+    words = ["finetune", directory, data, "--val-data", data, "--out", tmp_path / "out", "--epochs", 6]
+    words += ["--batch-size", 2, "--accumulation", 2, "--lr", 0.003, "--seq-len", 96]
+    result = run_llamac(*words)
     lines = result.stdout.splitlines()
     assert lines[0].startswith("training: 4 conversations, ")
     assert lines[1] == "training: left out: 1 without an answer, 1 longer than 96 tokens"
@@ -245,12 +209,8 @@ def test_the_command(directory, tmp_path):
     assert sum(line.startswith("step ") for line in lines) == 6
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
-    again = subprocess.run([*words, *flags], capture_output=True, text=True, timeout=120)
-    assert (
-        again.returncode == 2
-        and "expected a new directory" in again.stderr
-        and len(again.stderr.splitlines()) == 1
-    )
+    again = run_llamac(*words, code=2).stderr
+    assert "expected a new directory" in again and len(again.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -444,9 +404,8 @@ def test_a_template_gets_what_transformers_gives_it(directory, tmp_path):
     theirs = template(messages, tools=tools)["input_ids"]
     encoder = Encoder(tmp_path)
     # As `llamac generate` renders messages, which no reader of rows has seen.
-    assert encoder.template.render(messages, None, False, tools) == template(
-        messages, tools=tools, tokenize=False
-    )
+    text = template(messages, tools=tools, tokenize=False)
+    assert encoder.template.render(messages, None, False, tools) == text
     row = {"messages": messages, "tools": json.dumps(tools)}
     assert encoder.row(row).ids == theirs == encoder.row({**row, "tools": tools}).ids
     assert len(answers(encoder, row)) == 2 and "it is 12hm<|end|>" in answers(encoder, row)[1]

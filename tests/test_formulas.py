@@ -4,7 +4,7 @@ operations. AdamW's is compared with torch's in test_reference_training.py.
 
 import pytest
 import torch
-from double import compute_in_double
+from hf_float64 import compute_in_double
 from transformers import LlamaConfig, modeling_rope_utils
 from transformers.activations import ACT2FN
 from transformers.loss import loss_utils

@@ -130,9 +130,8 @@ def test_scales_of_changed_flags(run, train, data, tmp_path, before, after):
         return {key: now[key] - 0.9 * then[key] for key in now if key.startswith("m.")}
 
     ours, theirs = gradients("fp8"), gradients("storage")
-    cosines = {
-        k: (x * ours[k]).sum() / np.linalg.norm(x) / np.linalg.norm(ours[k]) for k, x in theirs.items()
-    }
+    norm = np.linalg.norm
+    cosines = {k: (x * ours[k]).sum() / norm(x) / norm(ours[k]) for k, x in theirs.items()}
     assert min(cosines.values()) > 0.95, cosines
     assert all(e["share"] < 0.01 for e in events(tmp_path / "fp8", "saturated"))
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from directories import TEXT, WINDOWS, YARN, write_directory, write_weights
+from hf_dirs import TEXT, WINDOWS, YARN, write_directory, write_weights
+from run import run_llamac
 
 from llamac import Error
 from llamac.base import limited
@@ -44,9 +44,8 @@ def transformers_model(directory: Path, dtype: str = "float32"):
     import torch
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(
-        directory, dtype=getattr(torch, dtype), attn_implementation="eager"
-    )
+    more = {"dtype": getattr(torch, dtype), "attn_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(directory, **more)
 
 
 def some_ids(count: int, V: int, seed: int = 0) -> list[int]:
@@ -175,9 +174,7 @@ def test_no_control_character_of_an_answer_reaches_the_terminal(directory, capsy
 
 
 def command(directory: Path, *arguments: str, stdin: str = "", code: int = 0) -> str:
-    words = [sys.executable, "-m", "llamac", "generate", directory, *arguments]
-    found = subprocess.run(words, capture_output=True, text=True, input=stdin, timeout=120)
-    assert found.returncode == code, found.stderr
+    found = run_llamac("generate", directory, *arguments, code=code, input=stdin)
     return found.stdout if code == 0 else found.stderr
 
 
@@ -208,15 +205,10 @@ def test_the_command(directory, tmp_path):
     assert command(directory, *greedy, stdin="hello\n").startswith(printable(text) + "\n")
     # Without --tokens, as many as fit.
     rest = ",".join(map(str, model.generate([[1] * 100], 29, GREEDY, [])[0]))
-    assert (
-        command(directory, "--prompt-ids", ",".join(["1"] * 100), "--temperature", "0", "--ignore-end")
-        == rest + "\n"
-    )
-    ids_flags = ["--prompt-ids", "1,2,3", "--temperature", "0", "--tokens", "5", "--ignore-end"]
-    assert (
-        command(directory, *ids_flags)
-        == ",".join(map(str, model.generate([[1, 2, 3]], 5, GREEDY, [])[0])) + "\n"
-    )
+    greedy = ("--temperature", "0", "--ignore-end")
+    assert command(directory, "--prompt-ids", ",".join(["1"] * 100), *greedy) == rest + "\n"
+    ids = ",".join(map(str, model.generate([[1, 2, 3]], 5, GREEDY, [])[0]))
+    assert command(directory, "--prompt-ids", "1,2,3", "--tokens", "5", *greedy) == ids + "\n"
 
 
 @pytest.mark.parametrize(
@@ -263,10 +255,8 @@ def test_float16_is_said_in_a_line(directory, tmp_path):
         (tmp_path / name).write_bytes((directory / name).read_bytes())
     config = json.loads((directory / "config.json").read_text()) | {"dtype": "float16"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    run = [sys.executable, "-m", "llamac", "generate", tmp_path, "--prompt", "the cat", "--tokens", "2"]
-    said = [
-        subprocess.run([*run, *flags], capture_output=True, text=True) for flags in ([], ["--dtype", "f32"])
-    ]
+    words = ["generate", tmp_path, "--prompt", "the cat", "--tokens", "2"]
+    said = [run_llamac(*words, *flags) for flags in ([], ["--dtype", "f32"])]
     line = f"llamac generate: {tmp_path}: weights of float16 are rounded to bf16; --dtype f32 keeps them\n"
     assert [each.stderr for each in said] == [line, ""]
 
@@ -370,9 +360,8 @@ def test_prompts_are_checked_before_the_first_answer(directory, tmp_path):
     lengths = {json.loads(line)["tokens"] for line in found.pop().splitlines()}
     assert len(lengths) == 1
     path.write_text("the cat\n\n" + "the cat " * 100 + "\n")
-    words = [sys.executable, "-m", "llamac", "generate", directory, "--prompts", path, "--batch", "1"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and done.stdout == ""
+    done = run_llamac("generate", directory, "--prompts", path, "--batch", "1", code=2)
+    assert done.stdout == ""
     assert f"{path}: line 3: expected a prompt that leaves room for 1 tokens" in done.stderr
 
 

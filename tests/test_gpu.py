@@ -209,13 +209,8 @@ def test_the_memory_is_what_the_table_said(train, data, tmp_path, precision, bat
 
 def test_every_update_takes_its_time(train, data, tmp_path):
     """The last one, too: in the middle of it the host had waited for room among CUDA's 1,024 launches."""
-    long = {
-        "model": "tiny",
-        "batch_size": 64,
-        "seq_len": 1024,
-        "total_batch_size": 32 * 64 * 1024,
-        "steps": 6,
-    }
+    long = {"model": "tiny", "batch_size": 64, "seq_len": 1024, "total_batch_size": 32 * 64 * 1024,
+            "steps": 6}  # fmt: skip
     rest = {"graphs": "off", "tune": "off", "val_data": "", "checkpoint_every": -1}
     train(*flags(data, tmp_path / "out", **long, **rest, **PRECISIONS["bf16-throughout"]))
     times = [e["ms"] for e in events(tmp_path / "out", "step")][1:]  # the first one loads the kernels

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from launch import needs
-from run import ROOT, events, flags
+from run import ROOT, flags, numbers
 
 pytestmark = pytest.mark.program
 SCRIPTS = ["slurm.sbatch", "frontier.sbatch"]
@@ -65,10 +65,6 @@ def expected(build, train, data, tmp_path_factory) -> list[tuple]:
     return numbers(out)
 
 
-def numbers(out: Path) -> list[tuple]:
-    return [(e["step"], e["loss"], e["grad_norm"]) for e in events(out, "step")]
-
-
 def environment(**variables: object) -> dict[str, str]:
     own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return os.environ | own | {name: str(value) for name, value in variables.items()}
@@ -107,10 +103,7 @@ def slurm(tmp_path_factory) -> Iterator[dict[str, object]]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         ports = [each.getsockname()[1] for each in sockets]
-    for parent in [
-        folder,
-        *folder.parents,
-    ]:  # munge wants a path that others cannot change, and that all can enter
+    for parent in [folder, *folder.parents]:  # munge: others cannot change it, and all can enter
         if parent != Path("/tmp"):
             parent.chmod(0o755)
     (folder / "state").mkdir()
@@ -131,21 +124,14 @@ def slurm(tmp_path_factory) -> Iterator[dict[str, object]]:
             ["slurmd", "-D", "-N", "localhost"],
         ):
             with open(folder / f"{command[0]}.log", "w") as log:
-                daemons.append(
-                    subprocess.Popen(command, env=environment(**variables), stdout=log, stderr=log)
-                )
+                pipes = {"stdout": log, "stderr": log}
+                daemons.append(subprocess.Popen(command, env=environment(**variables), **pipes))
             time.sleep(0.5)
         deadline = time.monotonic() + 20
-        while (
-            "idle"
-            not in subprocess.run(
-                ["sinfo", "--noheader"], env=environment(**variables), capture_output=True, text=True
-            ).stdout
-        ):
+        info = {"env": environment(**variables), "capture_output": True, "text": True}
+        while "idle" not in subprocess.run(["sinfo", "--noheader"], **info).stdout:
             if time.monotonic() > deadline or any(daemon.poll() is not None for daemon in daemons):
-                logs = [
-                    (folder / f"{name}.log").read_text()[-300:] for name in ("munged", "slurmctld", "slurmd")
-                ]
+                logs = [path.read_text()[-300:] for path in sorted(folder.glob("*.log"))]
                 pytest.skip(f"Slurm does not start here: {logs}")
             time.sleep(0.2)
         yield variables

@@ -2,16 +2,13 @@
 what PyTorch asks of an operation.
 """
 
-import os
-import subprocess
 import sys
 
 import pytest
 import torch
-from launch import free_port, torchrun_environment
+from function_cases import DEVICES, DTYPES
+from launch import as_ranks
 from library_product import library_products
-from ops_cases import DEVICES, DTYPES
-from run import ROOT
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -24,6 +21,9 @@ from llamac.training import fp8_reference as reference
 STORED = ["f32", "bf16"]
 SLOTS = ("0.input_norm", "0.qkv.weight", "0.d.qkv")
 SIZES = [((3, 7), 48, 32), ((64,), 16, 80), ((1, 1), 32, 16)]  # rows, C, K
+
+
+EXTREMES = [(1e-20, 1e25, 1e-18), (1e-30, 1e-8, 1e25), (1e30, 1e-30, 1e-7)]
 
 
 def operands(
@@ -90,11 +90,7 @@ def test_agreement(recipe, dtype, size, gradients, device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("recipe", ["tensor", "row"])
-@pytest.mark.parametrize(
-    "magnitudes",
-    [(1e-20, 1e25, 1e-18), (1e-30, 1e-8, 1e25), (1e30, 1e-30, 1e-7)],
-    ids=str,
-)
+@pytest.mark.parametrize("magnitudes", EXTREMES, ids=str)
 def test_scales_whose_product_is_no_number(magnitudes, recipe, device):
     """1 / scale of two small operands underflows where the result does not."""
     given = operands(SIZES[1], "f32", device, magnitudes=magnitudes)
@@ -377,12 +373,8 @@ def whole_model(recipe: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("recipe", [pytest.param("tensor", marks=pytest.mark.slow), "delayed"])
 def test_sharded_by_fsdp(recipe, tmp_path):
     """Two processes: weights, loss and the scales of both are those of one process."""
-    port, running = free_port(), []
-    for rank in range(2):
-        environment = os.environ | torchrun_environment(rank, 2, port) | {"PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", FSDP, recipe, str(tmp_path / "found")]
-        running.append(subprocess.Popen(command, env=environment | {"OMP_NUM_THREADS": "1"}))
-    assert [process.wait(120) for process in running] == [0, 0]
+    ended = as_ranks([sys.executable, "-c", FSDP, recipe, str(tmp_path / "found")])
+    assert [code for code, _ in ended] == [0, 0], ended
     found, expected = torch.load(tmp_path / "found"), whole_model(recipe)
     assert torch.equal(found["scale"], expected["scale"])
     for name in ("loss", "weight"):

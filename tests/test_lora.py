@@ -28,9 +28,8 @@ def adapted(model: nn.Module, targets: str) -> nn.Module:
     for name, parameter in found.named_parameters():
         if "lora_" in name:
             values = torch.randn(parameter.shape, generator=generator) * 0.2
-            parameter.data = values.bfloat16().to(
-                torch.float64 if dtype == torch.float64 else parameter.dtype
-            )
+            kind = torch.float64 if dtype == torch.float64 else parameter.dtype
+            parameter.data = values.bfloat16().to(kind)
     return found.train()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ops_cases import CASES, DEVICES, IGNORED, differences, randn, targets
+from function_cases import CASES, DEVICES, IGNORED, differences, randn, targets
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -110,9 +110,8 @@ class Computing(TorchDispatchMode):
         self.calls = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if not func.is_view and not str(func).startswith(
-            ("aten.new_empty", "aten.empty_like", "aten._unsafe_view")
-        ):
+        free = ("aten.new_empty", "aten.empty_like", "aten._unsafe_view")
+        if not func.is_view and not str(func).startswith(free):
             self.calls.append(str(func))
         return func(*args, **kwargs or {})
 

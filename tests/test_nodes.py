@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launch import needs
-from run import ROOT, events, flags, losses
+from run import ROOT, events, flags, losses, numbers
 
 pytestmark = pytest.mark.program
 PORT = 29500  # nobody else is in these networks
@@ -83,9 +83,8 @@ class Node:
         while True:
             rows = [row.split(None, 2) for row in self.run("ps", "-A", "-o", "pid=,stat=,args=").splitlines()]
             # Its first process waits for no child, so that those that have ended stay.
-            left = [
-                row for row in rows if row[0] != "1" and row[1][0] != "Z" and not row[2].startswith("ps ")
-            ]
+            others = [row for row in rows if row[0] != "1" and not row[2].startswith("ps ")]
+            left = [row for row in others if row[1][0] != "Z"]
             if not left:
                 return
             assert time.monotonic() < deadline, left
@@ -119,19 +118,8 @@ def nodes(shared) -> Iterator[list[Node]]:
     try:
         for number in range(2):
             made.append(Node(number, shared))
-        wire = [
-            "ip",
-            "link",
-            "add",
-            "wire",
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "wire",
-            "netns",
-            str(made[1].first),
-        ]
+        wire = ["ip", "link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns",
+                str(made[1].first)]  # fmt: skip
         try:
             # The peer's namespace is named by a process, which the other node does not see.
             subprocess.run(["nsenter", "--target", str(made[0].first), "--net", *wire], check=True)
@@ -174,10 +162,6 @@ def finish(processes: list[subprocess.Popen], seconds: float = 60) -> list[tuple
     return [(process.returncode, text) for process, text in zip(processes, said)]
 
 
-def numbers(out: Path) -> list[tuple]:
-    return [(e["step"], e["loss"], e["grad_norm"]) for e in events(out, "step")]
-
-
 def wait_for(out: Path, kind: str) -> None:
     deadline = time.monotonic() + 60
     while not (out / "log.jsonl").exists() or not events(out, kind):
@@ -186,14 +170,8 @@ def wait_for(out: Path, kind: str) -> None:
 
 
 SHORT = {"steps": 2, "val_every": 0, "val_data": "none"}
-ENDLESS = {
-    "steps": 1000000,
-    "schedule": "constant",
-    "batch_size": 1,
-    "val_every": 0,
-    "checkpoint_every": 2,
-    "keep_checkpoints": 2,
-}
+ENDLESS = {"steps": 1000000, "schedule": "constant", "batch_size": 1, "val_every": 0, "checkpoint_every": 2,
+           "keep_checkpoints": 2}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Each operation against float64 PyTorch within the tolerance: every variant, every type, odd shapes, outputs
 that are NaN at first, guard bytes around every operand. Operands and variants come from the registry,
-PyTorch's side from described.py.
+PyTorch's side from op_cases.py.
 """
 
 import math
@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
-from described import (
+from library_product import scaled_mm
+from op_cases import (
     ADAMW,
     ADAMW_SCALARS,
     CACHED,
@@ -32,14 +32,12 @@ from described import (
     rope_forward,
     shape_of,
 )
-from library_product import scaled_mm
 
 from llamac.base import extension, registry
 from llamac.base.dtypes import fp8_of
 from llamac.base.errors import InputError
 from llamac.base.tolerance import BACKWARD, FORWARD, Error, beyond, error_of, floor_of, ulp
 from llamac.doctor.installation import architecture_of
-from llamac.model.config import RopeScaling, rope_frequencies
 
 GUARD, GUARD_BYTE = 64, 0x5A
 DRAWS, ENOUGH = 8, 8192  # elements
@@ -155,11 +153,8 @@ def draw(op, variant, types, sizes, case, seed, spoil) -> tuple[dict, int]:
             assert off <= 1e-13, f"{sizes} {name}: off by {off:.1e}"
             continue
         arrays = [x.double().numpy() for x in (found, theirs[name], truth[name])]
-        drawn[name] = (
-            error_of(arrays[0], arrays[2]),
-            error_of(arrays[1], arrays[2]),
-            floor_of(arrays[2], dtype),
-        )
+        errors = [error_of(each, arrays[2]) for each in arrays[:2]]
+        drawn[name] = (*errors, floor_of(arrays[2], dtype))
     return drawn, next(iter(ours.values())).numel()
 
 
@@ -276,43 +271,6 @@ def test_interleaved_rope(function):
             check_shapes(op, v["name"], types, case)
 
 
-@pytest.mark.parametrize(
-    "variant", [v["name"] for v in OPERATIONS["precompute_cis"]["variants"] if ["f64"] in v["types"]]
-)
-@pytest.mark.parametrize("factor", [8.0, 32.0])
-def test_scaled_frequencies_are_transformers(variant, factor):
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    scaling = {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-        "rope_theta": 500000.0,
-    }
-    config = LlamaConfig(
-        hidden_size=256,
-        num_attention_heads=2,
-        head_dim=128,
-        max_position_embeddings=131072,
-        rope_parameters=scaling,
-    )
-    theirs = LlamaRotaryEmbedding(config).inv_freq.double().numpy()
-    positions = np.arange(70000)[:, None]
-    cis = np.full((70000, 64, 2), np.nan, np.float64)
-    frequencies = rope_frequencies(128, 500000.0, RopeScaling(factor, 1.0, 4.0, 8192))
-    registry.run("precompute_cis", [cis], [np.array(frequencies)], (), variant)
-    ours = np.arctan2(cis[1, :, 1], cis[1, :, 0])
-    # transformers computes them in f32, the interpolated ones with a difference of near numbers: eight units.
-    np.testing.assert_allclose(ours, theirs, rtol=8 * 2.0**-23, atol=0)
-    assert (theirs != 500000.0 ** (-np.arange(64) / 64)).any()
-    np.testing.assert_allclose(
-        cis[..., 0] + 1j * cis[..., 1], np.exp(1j * positions * ours), rtol=0, atol=1e-10
-    )
-
-
 @pytest.mark.parametrize("variant", [v["name"] for v in OPERATIONS["adamw"]["variants"]])
 def test_adamw_in_two_pieces(variant):
     """Pieces with their offsets get the random bits of the whole; without the offset, others."""
@@ -340,34 +298,17 @@ def test_adamw_in_two_pieces(variant):
 def test_stochastic_rounding():
     """AdamW into bf16 without master: each result is a bf16 neighbour of the exact one, right on average."""
     n = 1 << 16
-    exact_inputs = {
-        "weight": torch.full((n,), 0.7),
-        "master": None,
-        "m": torch.full((n,), 0.01),
-        "v": torch.full((n,), 0.02),
-        "grad": torch.full((n,), 0.3),
-    }
+    exact_inputs = {"weight": torch.full((n,), 0.7), "master": None, "m": torch.full((n,), 0.01),
+                    "v": torch.full((n,), 0.02), "grad": torch.full((n,), 0.3)}  # fmt: skip
     exact = adamw(as_type(exact_inputs | {"weight": torch.full((n,), 0.7).bfloat16()}, torch.float64))
     state = {name: None if x is None else x.bfloat16() for name, x in exact_inputs.items()}
     exact = adamw(as_type(state, torch.float64))
-    extra: list = [
-        torch.tensor([x], dtype=d)
-        for x, d in (
-            (ADAMW["norm"] ** 2, torch.float64),
-            (ADAMW["lr"], torch.float32),
-            (ADAMW["step"], torch.int32),
-        )
-    ]
-    extra.append(None)  # no guard
+    given = ((ADAMW["norm"] ** 2, torch.float64), (ADAMW["lr"], torch.float32), (ADAMW["step"], torch.int32))
+    extra = [*(torch.tensor([x], dtype=dtype) for x, dtype in given), None]  # no guard
     for variant in OPERATIONS["adamw"]["variants"]:
         out = {name: x.clone() for name, x in state.items() if name not in ("grad", "master")}
-        registry.run(
-            "adamw",
-            [out["weight"], None, out["m"], out["v"]],
-            [state["grad"], *extra],
-            ADAMW_SCALARS,
-            variant["name"],
-        )
+        outputs = [out["weight"], None, out["m"], out["v"]]
+        registry.run("adamw", outputs, [state["grad"], *extra], ADAMW_SCALARS, variant["name"])
         for name, found in out.items():
             truth = exact[name].double()
             unit = torch.from_numpy(ulp(truth.numpy(), "bf16"))

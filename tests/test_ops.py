@@ -5,11 +5,11 @@ tolerance.
 
 import math
 
-import described
+import op_cases
 import pytest
 import torch
 import torch.nn.functional as F
-from ops_cases import CASES, DEVICES, EPS, HEADS, SCALE, Case, differences, randn, targets
+from function_cases import CASES, DEVICES, EPS, HEADS, SCALE, Case, differences, randn, targets
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -77,15 +77,15 @@ def arguments_of(name: str, device: str) -> tuple[list, dict]:
     there = op["variants"][-1]["types"]  # of the reference
     if device != "cpu":
         there = [t for v in op["variants"] if v["where"] == "device" for t in v["types"]]
-    types = next((t for t in there if all(described.DTYPES[d].itemsize > 1 for d in t)), None)
+    types = next((t for t in there if all(op_cases.DTYPES[d].itemsize > 1 for d in t)), None)
     if types is None:
         pytest.skip("opcheck cannot compare codes of fp8, and no kernel writes others")
-    values = described.make_inputs(op, types, SIZES, seed=0)
+    values = op_cases.make_inputs(op, types, SIZES, seed=0)
     # Those that a case leaves out have their schema's values.
     scalars = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    scalars |= dict(zip((name for name, _ in op["scalars"]), described.CASES[op["name"]].scalars))
+    scalars |= dict(zip((name for name, _ in op["scalars"]), op_cases.CASES[op["name"]].scalars))
     for o, dtype in zip(op["operands"], types):
-        zeros = torch.zeros(described.shape_of(o, SIZES), dtype=described.DTYPES[dtype])
+        zeros = torch.zeros(op_cases.shape_of(o, SIZES), dtype=op_cases.DTYPES[dtype])
         values.setdefault(o["name"], zeros)
     derived = name.endswith("_forward")
     values = {
@@ -151,11 +151,8 @@ def test_rows_of_any_dimensions(name, shape):
 
 
 def test_every_operation_is_there():
-    out = {
-        name
-        for name, op in OPERATIONS.items()
-        if not all(o["in_place"] for o in op["operands"] if o["output"])
-    }
+    outputs = {name: [o for o in op["operands"] if o["output"]] for name, op in OPERATIONS.items()}
+    out = {name for name, each in outputs.items() if not all(o["in_place"] for o in each)}
     assert set(SCHEMAS) == set(OPERATIONS) | {f"{name}.out" for name in out}
 
 
@@ -178,12 +175,8 @@ def test_compiled_without_a_break(device):
     counters.clear()
     compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
     for batch, time in ((3, 6), (5, 9)):
-        inputs = [
-            randn(batch, time, width),
-            randn(2, width),
-            randn(width, 64) / 6,
-            randn(width, 2 * width) / 6,
-        ]
+        widths = ((batch, time, width), (2, width), (width, 64), (width, 2 * width))
+        inputs = [randn(*shape) / (6 if shape[0] == width else 1) for shape in widths]
         ids, results = targets(64, batch, time).to(device), []
         for function in (block, compiled):
             leaves = [x.to(device, torch.float32).requires_grad_() for x in inputs]

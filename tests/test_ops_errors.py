@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from ops_cases import CASES, DEVICES, EPS, IGNORED, Case
+from function_cases import CASES, DEVICES, EPS, IGNORED, Case
 
 from llamac import _native, ops
 from llamac.base import extension
@@ -16,83 +16,74 @@ def listed(names: list[str]) -> str:
 
 STORED = [row["name"] for row in _native.dtypes() if row["in_operations"]]
 FLOATS = [row["name"] for row in _native.dtypes() if row["is_float"]]
+ones, zeros = torch.ones, torch.zeros
 ERRORS = {
     "rmsnorm_forward: weight has shape [7], expected [C] with dimension 0 = 8": lambda: ops.rmsnorm(
-        torch.ones(3, 8), torch.ones(7)
+        ones(3, 8), ones(7)
     ),
-    "rmsnorm_forward: weight is bf16, expected f32": lambda: ops.rmsnorm(
-        torch.ones(3, 8), torch.ones(8).bfloat16()
-    ),
-    f"rmsnorm_forward: x is Half, expected {listed(STORED)}": lambda: ops.rmsnorm(
-        torch.ones(3, 8).half(), torch.ones(8)
-    ),
-    "rope_forward: x has shape [3, 8], expected [B,T,NH,HD]": lambda: ops.rope(
-        torch.ones(3, 8), torch.ones(9, 4, 2)
-    ),
+    "rmsnorm_forward: weight is bf16, expected f32": lambda: ops.rmsnorm(ones(3, 8), ones(8).bfloat16()),
+    f"rmsnorm_forward: x is Half, expected {listed(STORED)}": lambda: ops.rmsnorm(ones(3, 8).half(), ones(8)),
+    "rope_forward: x has shape [3, 8], expected [B,T,NH,HD]": lambda: ops.rope(ones(3, 8), ones(9, 4, 2)),
     "rope_forward: cis has shape [2, 4, 2], expected [T,HD/2,2] with dimension 0 = 3": lambda: ops.rope(
-        torch.ones(1, 3, 2, 8), torch.ones(2, 4, 2)
+        ones(1, 3, 2, 8), ones(2, 4, 2)
     ),
     "swiglu_forward: gate_up has shape [3, 7], expected [N,2F] with dimension 1 = 6": lambda: ops.swiglu(
-        torch.ones(3, 7)
+        ones(3, 7)
     ),
-    "repeat_kv_forward: NH = 3, expected a multiple of NKV = 2": lambda: ops.repeat_kv(
-        torch.ones(1, 3, 2, 8), 3
-    ),
+    "repeat_kv_forward: NH = 3, expected a multiple of NKV = 2": lambda: ops.repeat_kv(ones(1, 3, 2, 8), 3),
     "rmsnorm_forward: weight is on meta, expected cpu": lambda: ops.rmsnorm(
-        torch.ones(3, 8), torch.ones(8, device="meta")
+        ones(3, 8), ones(8, device="meta")
     ),
     "residual_rmsnorm_forward: residual has shape [8, 8], expected rows [2, 4]": lambda: ops.residual_rmsnorm(
-        torch.ones(2, 4, 8), torch.ones(8, 8), torch.ones(8)
+        ones(2, 4, 8), ones(8, 8), ones(8)
     ),
     "cross_entropy: targets has shape [3, 2], expected rows [2, 3]": lambda: ops.cross_entropy(
-        torch.ones(2, 3, 8), torch.zeros(3, 2).long()
+        ones(2, 3, 8), zeros(3, 2).long()
     ),
     "linear_cross_entropy: targets has shape [3, 2], expected [2, 3]": lambda: ops.linear_cross_entropy(
-        torch.ones(2, 3, 8), torch.ones(5, 8), torch.zeros(3, 2).long()
+        ones(2, 3, 8), ones(5, 8), zeros(3, 2).long()
     ),
     "linear_cross_entropy: weight has shape [5, 7], expected [V,C] with dimension 1 = 8": lambda: (
-        ops.linear_cross_entropy(torch.ones(3, 8), torch.ones(5, 7), torch.zeros(3).int())
+        ops.linear_cross_entropy(ones(3, 8), ones(5, 7), zeros(3).int())
     ),
     "linear_cross_entropy: weight is BFloat16, expected Float": lambda: ops.linear_cross_entropy(
-        torch.ones(3, 8), torch.ones(5, 8).bfloat16(), torch.zeros(3).int()
+        ones(3, 8), ones(5, 8).bfloat16(), zeros(3).int()
     ),
     f"linear_cross_entropy: hidden is Half, expected {listed(FLOATS)}": lambda: ops.linear_cross_entropy(
-        torch.ones(3, 8).half(), torch.ones(5, 8).half(), torch.zeros(3).int()
+        ones(3, 8).half(), ones(5, 8).half(), zeros(3).int()
     ),
     "linear_cross_entropy: chunk_bytes is 0, expected at least 1": lambda: (
-        torch.ops.llamac.linear_cross_entropy(
-            torch.ones(3, 8), torch.ones(5, 8), torch.zeros(3).int(), IGNORED, True, 0
-        )
+        torch.ops.llamac.linear_cross_entropy(ones(3, 8), ones(5, 8), zeros(3).int(), IGNORED, True, 0)
     ),
     "linear_cross_entropy: targets is torch.float32, expected an integer type but uint64": lambda: (
-        ops.linear_cross_entropy(torch.ones(3, 8), torch.ones(5, 8), torch.zeros(3))
+        ops.linear_cross_entropy(ones(3, 8), ones(5, 8), zeros(3))
     ),
     "cross_entropy: ignore_index is 4294967196, expected one of 32 bits": lambda: ops.cross_entropy(
-        torch.ones(3, 8), torch.zeros(3).long(), ignore_index=2**32 - 100
+        ones(3, 8), zeros(3).long(), ignore_index=2**32 - 100
     ),
     "linear_cross_entropy: targets is on meta, expected cpu": lambda: ops.linear_cross_entropy(
-        torch.ones(3, 8), torch.ones(5, 8), torch.zeros(3, dtype=torch.int32, device="meta")
+        ones(3, 8), ones(5, 8), zeros(3, dtype=torch.int32, device="meta")
     ),
     "cross_entropy: targets is torch.float32, expected an integer type but uint64": lambda: ops.cross_entropy(
-        torch.ones(3, 8), torch.zeros(3)
+        ones(3, 8), zeros(3)
     ),
     "cross_entropy: targets is torch.bool, expected an integer type but uint64": lambda: ops.cross_entropy(
-        torch.ones(3, 8), torch.zeros(3).bool()
+        ones(3, 8), zeros(3).bool()
     ),
     "cross_entropy: targets holds 4294967196, expected values from 0 to 7": lambda: ops.cross_entropy(
-        torch.ones(3, 8), torch.tensor([0, 4294967196, 1], dtype=torch.uint32)
+        ones(3, 8), torch.tensor([0, 4294967196, 1], dtype=torch.uint32)
     ),
     "cross_entropy: targets holds 8, expected values from 0 to 7": lambda: ops.cross_entropy(
-        torch.ones(3, 8), torch.tensor([0, 8, 1])
+        ones(3, 8), torch.tensor([0, 8, 1])
     ),
     "cross_entropy: targets holds 4294967297, expected values from 0 to 7": lambda: ops.cross_entropy(
-        torch.ones(3, 8), torch.tensor([0, 1 + (1 << 32), 1])
+        ones(3, 8), torch.tensor([0, 1 + (1 << 32), 1])
     ),
     "linear_cross_entropy: reduction is 'none', expected one of mean, sum": lambda: ops.linear_cross_entropy(
-        torch.ones(3, 8), torch.ones(5, 8), torch.zeros(3).int(), reduction="none"
+        ones(3, 8), ones(5, 8), zeros(3).int(), reduction="none"
     ),
     "rmsnorm_forward: out must be contiguous": lambda: torch.ops.llamac.rmsnorm_forward.out(
-        torch.ones(3, 8), torch.ones(8), EPS, out=torch.ones(8, 3).T, rstd=torch.ones(3)
+        ones(3, 8), ones(8), EPS, out=ones(8, 3).T, rstd=ones(3)
     ),
 }
 
@@ -143,9 +134,8 @@ def test_no_second_derivative(name):
     case = CASES[name]
     arguments = case.arguments(torch.float32)
     with pytest.raises(RuntimeError, match=r"has no second derivative|derivative for .* is not implemented"):
-        (gradient,) = torch.autograd.grad(
-            case.call(case.ours, arguments)[0].sum(), arguments[0], create_graph=True
-        )
+        total = case.call(case.ours, arguments)[0].sum()
+        (gradient,) = torch.autograd.grad(total, arguments[0], create_graph=True)
         torch.autograd.grad((gradient * arguments[0]).sum(), arguments[0])
 
 

@@ -12,15 +12,14 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import warnings
-from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 import xxhash
-from run import MODEL, bits, events, flags, one_line, trainer_flags
+from run import MODEL, bits, events, flags, one_line, run_llamac, trainer_flags, until
 
 import llamac
 from llamac.base.errors import InputError
@@ -36,24 +35,6 @@ def steps_of(out: Path) -> list[int]:
     return [event["step"] for event in events(out, "step")]
 
 
-@contextmanager
-def running(build: Path, arguments: list, out: Path):
-    """The program, once it has written a checkpoint; killed at the end, if it still runs."""
-    command = [build / "train_llama3", *map(str, arguments)]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        deadline = time.time() + 120
-        while not list(out.glob("step_*")):
-            assert time.time() < deadline and process.poll() is None
-            time.sleep(0.02)
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def tree(folder: Path) -> dict[str, bytes]:
     """Of files of an ordinary size, the content."""
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -64,23 +45,22 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.program
-def test_a_second_run_is_refused(build, train, data, tmp_path):
+def test_a_second_run_is_refused(start, train, data, tmp_path):
     """Of either kind, and a checkpoint of Trainer's; and the first goes on."""
     out = tmp_path / "out"
-    with running(build, flags(data, out, **ENDLESS), out) as first:
-        for more in ([], ["--resume", "auto"]):
-            line = one_line(train(*flags(data, out), *more, code=2))
-            pid, host, started = re.search(HELD, line).groups()
-            assert (int(pid), host) == (first.pid, socket.gethostname())
-            assert (
-                abs(time.time() - time.mktime(time.strptime(started, "%Y-%m-%dT%H:%M:%SZ")) + time.timezone)
-                < 600
-            )
-        said = train(*flags(data, out), "--dry-run").stdout
-        assert said.splitlines()[-1].startswith("dry run: the run fits")
-        before = steps_of(out)[-1]
-        first.send_signal(signal.SIGINT)
-        assert first.wait(60) == 130
+    first = start(*flags(data, out, **ENDLESS), stdout=subprocess.DEVNULL)
+    until(lambda: list(out.glob("step_*")), first)
+    for more in ([], ["--resume", "auto"]):
+        line = one_line(train(*flags(data, out), *more, code=2))
+        pid, host, started = re.search(HELD, line).groups()
+        assert (int(pid), host) == (first.pid, socket.gethostname())
+        began = datetime.strptime(f"{started[:-1]}+0000", "%Y-%m-%dT%H:%M:%S%z")
+        assert abs(time.time() - began.timestamp()) < 600
+    said = train(*flags(data, out), "--dry-run").stdout
+    assert said.splitlines()[-1].startswith("dry run: the run fits")
+    before = steps_of(out)[-1]
+    first.send_signal(signal.SIGINT)
+    assert first.wait(60) == 130
     assert not list(out.glob("previous_*")) and steps_of(out) == list(range(1, steps_of(out)[-1] + 1))
     assert steps_of(out)[-1] >= before
     assert json.loads((out / LOCK).read_text())["pid"] == first.pid
@@ -114,15 +94,12 @@ def test_a_lock_of_python_and_trainers_save(train, data, tmp_path):
 
 
 @pytest.mark.program
-def test_an_overlapping_requeue(build, data, tmp_path):
+def test_an_overlapping_requeue(start, data, tmp_path):
     """Two starts at once with --resume auto: the folder ends as that of one run; whoever fails says why."""
     for trial in range(3):
         out = tmp_path / str(trial)
-        command = [build / "train_llama3", *map(str, flags(data, out)), "--resume", "auto"]
-        both = [
-            subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-            for _ in range(2)
-        ]
+        line = [*flags(data, out), "--resume", "auto"]
+        both = [start(*line, stdout=subprocess.DEVNULL) for _ in range(2)]
         ends = [(process.communicate(timeout=120)[1], process.returncode) for process in both]
         assert 0 in [code for _, code in ends] and {code for _, code in ends} <= {0, 2}, ends
         for said, code in ends:
@@ -133,19 +110,20 @@ def test_an_overlapping_requeue(build, data, tmp_path):
 
 @pytest.mark.program
 @pytest.mark.parametrize("how", ["moved", "removed", "replaced"])
-def test_a_folder_that_is_replaced(build, data, tmp_path, how):
+def test_a_folder_that_is_replaced(start, data, tmp_path, how):
     """The run ends with one line, and writes nothing into the folder that came after its own."""
     out, old = tmp_path / "out", tmp_path / "old"
-    with running(build, flags(data, out, **ENDLESS), out) as process:
-        process.send_signal(signal.SIGSTOP)  # so that it sees only the final state
-        os.waitpid(process.pid, os.WUNTRACED)
-        out.rename(old)
-        if how == "removed":
-            shutil.rmtree(old, ignore_errors=True)
-        if how == "replaced":
-            out.mkdir()
-        process.send_signal(signal.SIGCONT)
-        said = process.communicate(timeout=60)[1]
+    process = start(*flags(data, out, **ENDLESS), stdout=subprocess.DEVNULL)
+    until(lambda: list(out.glob("step_*")), process)
+    process.send_signal(signal.SIGSTOP)  # so that it sees only the final state
+    os.waitpid(process.pid, os.WUNTRACED)
+    out.rename(old)
+    if how == "removed":
+        shutil.rmtree(old, ignore_errors=True)
+    if how == "replaced":
+        out.mkdir()
+    process.send_signal(signal.SIGCONT)
+    said = process.communicate(timeout=60)[1]
     found = "another one" if how == "replaced" else "none"
     assert process.returncode == 2 and len(said.splitlines()) == 1
     assert f"{out}: expected the folder that is being written to, found {found}" in said, said
@@ -157,9 +135,7 @@ def test_a_folder_that_is_replaced(build, data, tmp_path, how):
 def test_names_of_checkpoints():
     good = {"step_000000": 0, "step_000100": 100, "step_1000000": 1000000}
     bad = ["step_12", "step_0000002", "step_000x", "step_", "steps", "step_0000100"]
-    assert {name: step_of(name) for name in good} == good and [step_of(name) for name in bad] == [None] * len(
-        bad
-    )
+    assert {name: step_of(name) for name in [*good, *bad]} == good | dict.fromkeys(bad)
 
 
 # The newest complete checkpoint
@@ -191,6 +167,8 @@ def other_step(step: Path) -> None:
 
 DAMAGES = {
     "flipped": lambda step: flip(step / "model.safetensors"),
+    "emptied": lambda step: os.truncate(step / "model.safetensors", 0),
+    "lengthened": lambda step: (step / "config.json").write_text("{} x"),
     "cut": lambda step: os.truncate(step / "optimizer.safetensors", 100),
     "manifest": lambda step: flip(step / "manifest.json"),
     "incomplete": lambda step: (step / "config.json").unlink(),
@@ -229,16 +207,14 @@ MANIFESTS: dict[str, tuple] = {
     "type": (lambda m: m.update(step="2"), "step: expected an integer"),
     "missing": (lambda m: m.pop("dtype"), "dtype: expected a string, found none"),
     "choice": (lambda m: m.update(master_weights="maybe"), "master_weights: expected on or off"),
-    "path": (
-        lambda m: m["files"][0].update(name="../config.json"),
-        "name: expected a file in the checkpoint",
-    ),
+    "path": (lambda m: m["files"][0].update(name="../a"), "name: expected a file in the checkpoint"),
     "twice": (lambda m: m["files"].append(m["files"][0]), 'name: found "config.json" twice'),
     "hash": (lambda m: m["files"][0].update(xxh3="0"), "xxh3: expected 16 hexadecimal digits"),
     "rank": (lambda m: m["files"][0].update(rank=1), "rank: expected less than world_size 1"),
     "role": (lambda m: m["files"][2].update(role="state"), "expected a file of the role optimizer"),
     "bytes": (lambda m: m["files"][1].update(bytes=7), "expected 7 bytes"),
     "sum": (lambda m: m["files"][1].update(xxh3="0123456789abcdef"), "expected the XXH3 checksum"),
+    "position": (lambda m: m.update(data_position=31), "data_position: expected"),
     "another step": (lambda m: m.update(step=7, data_position=28), "step: expected 8, as its folder's name"),
 }
 
@@ -267,6 +243,8 @@ def test_both_refuse_in_the_same_words(train, data, whole, tmp_path, change):
     [
         ({"seed": 7}, "was written with --seed 42, expected the same, found 7"),
         ({"total_batch_size": 256}, "was written with --total-batch-size 64, expected the same, found 256"),
+        ({"dtype": "bf16"}, "was written with --dtype f32, expected the same, found bf16"),
+        ({"model": "tests/models/untied-mha.json"}, "step_000008"),
         ({"steps": 7}, "expected at most --steps 7, found a checkpoint of step 8"),
     ],
 )
@@ -339,20 +317,17 @@ def test_a_linked_checkpoint(train, data, whole, tmp_path):
 # llamac.model.checkpoint
 
 
-def checkpoint(*arguments) -> tuple[int, str]:
-    command = [sys.executable, "-m", "llamac", "checkpoint", *map(str, arguments)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert "Traceback" not in result.stderr, result.stderr
-    return result.returncode, result.stdout + result.stderr
+def checkpoint(*arguments, code: int = 0) -> str:
+    done = run_llamac("checkpoint", *arguments, code=code)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout + done.stderr
 
 
 def test_list_and_verify(train, data, whole, tmp_path):
     """C and Python agree on what is complete: a damaged checkpoint, aside or not, one of an earlier run."""
     out = tmp_path / "out"
     shutil.copytree(whole, out)
-    for command in ("list", "verify"):
-        code, said = checkpoint(command, out)
-        assert code == 0 and said.count("complete\n") == 2, said
+    assert all(checkpoint(command, out).count("complete\n") == 2 for command in ("list", "verify"))
     for damage, expected in (
         ("pipe", "expected a file, found something else"),
         ("huge", "expected at most 134217728 bytes, found 64424509440"),
@@ -360,47 +335,39 @@ def test_list_and_verify(train, data, whole, tmp_path):
     ):
         DAMAGES[damage](out / "step_000008")
         for command in ("list", "verify"):
-            code, said = checkpoint(command, out)
-            assert code == 1 and f"manifest.json: {expected}" in said
+            assert f"manifest.json: {expected}" in checkpoint(command, out, code=1)
         shutil.rmtree(out)
         shutil.copytree(whole, out)
     flip(out / "step_000008/model.safetensors")
-    code, said = checkpoint("verify", out)
-    assert code == 1 and re.search(
-        r"step_000008  damaged: model.safetensors: expected the XXH3 checksum", said
-    )
-    assert checkpoint("list", out, "--quick")[0] == 0  # the size is right
-    assert checkpoint("list", out)[0] == checkpoint("verify", out / "step_000008")[0] == 1
-    assert checkpoint("verify", out / "step_000004")[0] == 0
+    said = checkpoint("verify", out, code=1)
+    assert "step_000008  damaged: model.safetensors: expected the XXH3 checksum" in said
+    checkpoint("list", out, "--quick")  # the size is right
+    checkpoint("list", out, code=1)
+    checkpoint("verify", out / "step_000008", code=1)
+    checkpoint("verify", out / "step_000004")
     train(*flags(data, out), "--resume", "auto")
-    code, said = checkpoint("list", out)
-    assert code == 0 and re.search(r"damaged_step_000008 .* damaged: model", said) and "step_000008 " in said
-    assert checkpoint("verify", out / "damaged_step_000008")[0] == 1
+    said = checkpoint("list", out)
+    assert re.search(r"damaged_step_000008 .* damaged: model", said) and "step_000008 " in said
+    checkpoint("verify", out / "damaged_step_000008", code=1)
     train(*flags(data, out, steps=4))
-    code, said = checkpoint("list", out)
-    names = [line.split()[0] for line in said.splitlines()[1:]]
-    assert code == 0 and names == [
-        f"{out}/{name}"
-        for name in (
-            "step_000004",
-            *(f"previous_1/{x}" for x in ("step_000004", "step_000008", "damaged_step_000008")),
-        )
-    ]
+    names = [line.split()[0].removeprefix(f"{out}/") for line in checkpoint("list", out).splitlines()[1:]]
+    before = ("step_000004", "step_000008", "damaged_step_000008")
+    assert names == ["step_000004", *(f"previous_1/{name}" for name in before)]
 
 
 def test_checkpoints_that_cannot_be_read(whole, tmp_path):
-    code, said = checkpoint("list", tmp_path)
-    assert code == 2 and "expected checkpoints" in said
-    assert checkpoint("verify", tmp_path / "none")[0] == checkpoint("list")[0] == 2
+    assert "expected checkpoints" in checkpoint("list", tmp_path, code=2)
+    checkpoint("verify", tmp_path / "none", code=2)
+    checkpoint("list", code=2)
     out = tmp_path / "out"
     shutil.copytree(whole, out)
     manifest = out / "step_000008/manifest.json"
     manifest.unlink()
     manifest.symlink_to("/proc/self/mem")  # reading gives EIO
-    code, said = checkpoint("list", out)
-    assert code == 2 and re.search("step_000004 .* complete", said), said
+    said = checkpoint("list", out, code=2)
+    assert re.search("step_000004 .* complete", said), said
     assert re.search("step_000008 .* cannot be read: .*Input/output error", said), said
 
 
 def test_the_first_format():
-    assert checkpoint("verify", ROOT / "tests/data/resume_9252fa4/step_000006")[0] == 0
+    checkpoint("verify", ROOT / "tests/data/resume_9252fa4/step_000006")

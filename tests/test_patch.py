@@ -61,17 +61,14 @@ def test_agreement(name, dtype, device):
     assert mismatches(ours, theirs, [truth(name, inputs) for inputs in INPUTS], dtype) == []
 
 
-@pytest.mark.parametrize("inputs", INPUTS)
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2"])
+RUNS = [(name, inputs) for name in ("llama", "mistral", "qwen2") for inputs in INPUTS]
+RUNS += [(f"{name}-window", x) for name in ("mistral", "qwen2") for x in ("plain", "padded", "packed")]
+
+
+@pytest.mark.parametrize("name, inputs", RUNS)
 def test_our_operations_run(name, inputs):
     expected = without("attention") if inputs == "holes" else ALL
     assert counted(llamac.patch(build(name)), INPUTS[inputs]) == expected
-
-
-@pytest.mark.parametrize("name", ["mistral-window", "qwen2-window"])
-@pytest.mark.parametrize("inputs", ["plain", "padded", "packed"])
-def test_our_operations_run_with_a_window(name, inputs):
-    assert counted(llamac.patch(build(name)), INPUTS[inputs]) == ALL
 
 
 def inside(mask: torch.Tensor) -> torch.Tensor:
@@ -320,13 +317,8 @@ def test_eval_and_outputs(name, dtype):
     exact = build(name, torch.float64).eval()
     plain, padded = INPUTS["plain"], INPUTS["padded right"]
     unlabelled = {"input_ids": plain["input_ids"]}
-    calls = (
-        plain,
-        padded,
-        unlabelled,
-        unlabelled | {"logits_to_keep": 3},
-        unlabelled | {"position_ids": OFFSET},
-    )
+    special = ({}, {"logits_to_keep": 3}, {"position_ids": OFFSET})
+    calls = (plain, padded, *(unlabelled | more for more in special))
 
     def results(model):
         outs = [model(**inputs, output_hidden_states=True) for inputs in calls]

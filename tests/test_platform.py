@@ -30,16 +30,12 @@ FAULTS = {
     "none": {"": None, "address": None, "thread": None},
     "missing-barrier": {"": r"wrong in reversed order", "thread": RACE},
     "missing-second-barrier": {"": r"wrong in forward order", "thread": RACE},
-    "divergent-barrier": aborts(
-        r"__syncthreads that not all threads of the block reach; another thread is at "
-    ),
+    "divergent-barrier": aborts(r"__syncthreads that not all threads of the block reach; another thread is "),
     "half-barrier": aborts(r"__syncthreads after threads of the block have returned"),
     "barrier-after-return": aborts(r"__syncthreads after threads of the block have returned"),
     "shuffle-as-barrier": {"": None, "thread": RACE},
     "wave32-reduction": {"": r"wrong in forward order"},
-    "divergent-shuffle": aborts(
-        r"a warp operation that not all lanes of the warp reach; another thread is at "
-    ),
+    "divergent-shuffle": aborts(r"a warp operation that not all lanes of the warp reach; another thread "),
     "inactive-lane-shuffle": aborts(r"a shuffle reads a lane that has returned or does not exist"),
     "lds-overrun": {"address": OVERRUN},
     "dynamic-lds-overrun": {"address": OVERRUN},
@@ -52,9 +48,7 @@ FAULTS = {
     "unfinished-copy": {"": r"wrong in forward order: element \d+ is -?nan", "thread": RACE},
     "copy-over-readers": {"thread": RACE},
     "product": {"": None, "address": None, "thread": None},
-    "divergent-product": aborts(
-        r"a warp operation that not all lanes of the warp reach; another thread is at "
-    ),
+    "divergent-product": aborts(r"a warp operation that not all lanes of the warp reach; another thread "),
     "product-after-return": aborts(r"a matrix instruction without all lanes of its warp"),
 }
 # Right by accident where a warp has 32 lanes.

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from run import ROOT, run_llamac
 
 sys.path.insert(0, str(ROOT / "dev"))
 import bench_train
@@ -140,11 +140,8 @@ def test_training_of_a_page(drawn):
     assert [t.get_text() for t in axes.get_yticklabels()] == ["tiny\nB=2 T=64", "small\nB=1 T=8"]
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([100, 100, 1000 / 11, 80, 800 / 11])
     assert labels(axes) == ["11,000", "500", "10,000   1.10x", "400   1.25x", "8,000   1.38x"]
-    assert [t.get_text() for t in figure.legends[0].get_texts()] == [
-        "llamac",
-        "torch.compile",
-        "plain script, torch.compile",
-    ]
+    legend = [t.get_text() for t in figure.legends[0].get_texts()]
+    assert legend == ["llamac", "torch.compile", "plain script, torch.compile"]
 
 
 def test_training_of_results(drawn):
@@ -202,14 +199,8 @@ def test_refused(drawn, tmp_path, kind, content, name, message):
 
 
 def test_the_command_says_one_line(tmp_path):
-    command = [
-        sys.executable,
-        ROOT / "dev/chart.py",
-        "training",
-        tmp_path / "none.md",
-        "--to",
-        tmp_path / "a",
-    ]
+    command = [sys.executable, ROOT / "dev/chart.py", "training", tmp_path / "none.md", "--to",
+               tmp_path / "a"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == f"chart.py: {tmp_path / 'none.md'}: cannot open: No such file or directory\n"
@@ -232,8 +223,7 @@ def test_several_runs_in_one_picture(tmp_path):
         events = [{"event": "step", "step": k, "loss": loss + 1 / k} for k in range(1, 5)]
         events += [{"event": "val", "step": 4, "loss": loss}]
         (tmp_path / name / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
-    command = [sys.executable, "-m", "llamac", "plot", tmp_path / "bf16", tmp_path / "fp8"]
-    done = subprocess.run([*command, "--to", tmp_path / "both.png"], capture_output=True, text=True)
-    assert done.returncode == 0 and (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG"), done.stderr
-    without = subprocess.run(command, capture_output=True, text=True)
-    assert without.returncode == 2 and "expected --to PNG" in without.stderr
+    command = ["plot", tmp_path / "bf16", tmp_path / "fp8"]
+    run_llamac(*command, "--to", tmp_path / "both.png")
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
+    assert "expected --to PNG" in run_llamac(*command, code=2).stderr

@@ -293,11 +293,8 @@ def test_links_and_their_published_rates():
 def test_every_link_has_a_source():
     known = peak.published()
     for row in preflight.link_table():
-        assert (
-            set(row) == {"names", "gbps", "links", "source"}
-            and row["source"]
-            and set(row["names"]) <= set(known)
-        )
+        assert set(row) == {"names", "gbps", "links", "source"} and row["source"]
+        assert set(row["names"]) <= set(known)
         assert 20 <= row["gbps"] <= 100 and row["links"] * row["gbps"] in (300, 448, 450)
 
 
@@ -332,22 +329,6 @@ def test_rates_between_devices(monkeypatch):
 
 
 # ---- torch, and machines without one
-
-
-def test_without_torch(tmp_path):
-    """In a process where torch cannot be imported."""
-    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
-    found = subprocess.run(
-        [sys.executable, "-m", "llamac", "doctor", "--preflight"],
-        env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert found.stderr == "" and found.stdout.startswith("ok    host: ")
-    assert "ok    torch: not installed" in found.stdout
-    assert "skip  rates: not measured: they need torch\n" in found.stdout
 
 
 def test_a_broken_torch(machine, monkeypatch):

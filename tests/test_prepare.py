@@ -5,6 +5,7 @@ bad input.
 import builtins
 import gzip
 import io
+import itertools
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from run import run_llamac
 
 from llamac.base.errors import InputError
 from llamac.data import command as tool
@@ -53,6 +55,10 @@ def tokens(out: Path, split: str = "train") -> list[int]:
 
 def content(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+
+
+def stories(out: Path, split: str) -> list[str]:
+    return tokenizer.load(out / "tokenizer.tiktoken").decode(tokens(out, split)).split("<|endoftext|>")[1:]
 
 
 def expected(found: list[str]) -> list[int]:
@@ -134,14 +140,9 @@ def test_folders_and_patterns(tmp_path, ranks, capsys):
     (source / "3.csv").write_text("a,b\n")
     (source / "sub" / "4.txt.gz").write_bytes(gzip.compress(found[4].encode()))
     (source / "sub" / "5.txt").write_bytes(b"\xef\xbb\xbf" + found[5].encode())  # the mark is no text
-    for name, bad in {
-        "x": b"\xff\xfe",
-        "y": b"a\0b",
-        "z": b"",
-        "x.gz": b"text",
-        ".hidden": b"hidden",
-    }.items():
-        (source / name).write_bytes(bad)
+    bad = {"x": b"\xff\xfe", "y": b"a\0b", "z": b"", "x.gz": b"text", ".hidden": b"hidden"}
+    for name, content in bad.items():
+        (source / name).write_bytes(content)
     out = source / "out"
     for _ in range(2):  # what the first run left is no input
         make(source, "--tokenizer", ranks, "--out", out, "--val-fraction", 0, "--force")
@@ -174,17 +175,8 @@ def test_the_workers_change_nothing(tmp_path, ranks, monkeypatch, val):
 def test_documents_longer_and_shorter_than_a_shard(tmp_path, ranks):
     found = ["a", "ab" * 500, "", "b" * 2000, "ab"]
     (tmp_path / "a.jsonl").write_bytes(lines(found))
-    make(
-        tmp_path / "a.jsonl",
-        "--tokenizer",
-        ranks,
-        "--out",
-        tmp_path / "o",
-        "--shard-tokens",
-        7,
-        "--val-fraction",
-        0,
-    )
+    flags = ("--shard-tokens", 7, "--val-fraction", 0)
+    make(tmp_path / "a.jsonl", "--tokenizer", ranks, "--out", tmp_path / "o", *flags)
     lengths = [len(read_bin(path).tokens) for path in sorted((tmp_path / "o").glob("train_*.bin"))]
     assert set(lengths[:-1]) == {7} and 1 <= lengths[-1] <= 7
     assert tokens(tmp_path / "o") == expected([text for text in found if text])
@@ -218,11 +210,9 @@ def test_validation_goes_by_the_text(tmp_path, ranks):
     for name, more in (("a.jsonl", ()), ("b.jsonl", ()), ("c.txt", ("--separator", "|"))):
         out = tmp_path / name[0]
         make(tmp_path / name, "--tokenizer", ranks, "--out", out, "--val-fraction", 0.2, *more)
-        sides = [
-            tokenizer.load(ranks).decode(tokens(out, s)).split("<|endoftext|>")[1:] for s in ("train", "val")
-        ]
-        assert not set(sides[0]) & set(sides[1]) and set(sides[0]) | set(sides[1]) == set(found)
-        held.append(set(sides[1]))
+        train, val = (set(stories(out, split)) for split in ("train", "val"))
+        assert not train & val and train | val == set(found)
+        held.append(val)
     assert held[0] == held[1] == held[2] and 150 < len(held[0]) < 250
 
 
@@ -251,10 +241,9 @@ def test_mix(tmp_path, ranks, monkeypatch, capsys):
     """
     monkeypatch.setattr(documents, "BLOCK_BYTES", 2000)
     sources = {"web": texts(300, 1), "code": texts(150, 2)}
+    sources = {n: [n + text.replace("<|endoftext|>", "") for text in x] for n, x in sources.items()}
     for name, found in sources.items():
-        (tmp_path / f"{name}.jsonl").write_bytes(
-            lines([name + text.replace("<|endoftext|>", "") for text in found])
-        )
+        (tmp_path / f"{name}.jsonl").write_bytes(lines(found))
     made = []
     for workers in (1, 3):
         out = tmp_path / str(workers)
@@ -267,16 +256,30 @@ def test_mix(tmp_path, ranks, monkeypatch, capsys):
     assert [source["mix"] for source in index["sources"]] == [0.7, 0.3]
     assert index["mix_ended_by"] in sources and "mix: ended where" in capsys.readouterr().out
     ours = tokenizer.load(ranks)
-    found = ours.decode(tokens(tmp_path / "1")).split("<|endoftext|>")[1:]
+    found = stories(tmp_path / "1", "train")
     for name in sources:
         taken = [text for text in found if text.startswith(name)]
-        assert taken == [name + text.replace("<|endoftext|>", "") for text in sources[name]][: len(taken)]
+        assert taken == sources[name][: len(taken)]
     sizes = np.array([len(ours.encode(text)) + 1 for text in found])
     web = np.array([text.startswith("web") for text in found])
     share = np.cumsum(sizes * web) / np.cumsum(sizes)
     assert abs(share[100:] - 0.7).max() < 0.05
     given = {source["name"]: source["train_tokens"] for source in index["sources"]}
     assert given["web"] == int(sizes[web].sum())
+
+
+def stop_at(monkeypatch, stop: int, number: signal.Signals | None) -> None:
+    """A signal to this process at that step of the preparation; None: an exception."""
+    count, step = itertools.count(1), prepare.Run._step
+
+    def stopping(run, workers):
+        if next(count) == stop:
+            if number is None:
+                raise RuntimeError("crash")
+            os.kill(os.getpid(), number)
+        return step(run, workers)
+
+    monkeypatch.setattr(prepare.Run, "_step", stopping)
 
 
 @pytest.mark.parametrize("mix", [False, True])
@@ -293,17 +296,7 @@ def test_stopped_and_continued(tmp_path, ranks, monkeypatch, capsys, mix, stop, 
     flags = ["--tokenizer", ranks, "--shard-tokens", 2000, "--val-fraction", 0.2, "--workers", 2]
     flags += ["--mix", "a=1", "b=2", "c=1"] if mix else []
     make(*named, *flags, "--out", tmp_path / "whole")
-    steps, step = [0], prepare.Run._step
-
-    def stopping(run, workers):
-        steps[0] += 1
-        if steps[0] == stop * (10 if mix else 2):
-            if crash:
-                raise RuntimeError("crash")
-            os.kill(os.getpid(), signal.SIGINT)
-        return step(run, workers)
-
-    monkeypatch.setattr(prepare.Run, "_step", stopping)
+    stop_at(monkeypatch, stop * (10 if mix else 2), None if crash else signal.SIGINT)
     out = tmp_path / "out"
     with pytest.raises(RuntimeError if crash else SystemExit) as ended:
         make(*named, *flags, "--out", out)
@@ -323,15 +316,7 @@ def test_stopped_and_continued(tmp_path, ranks, monkeypatch, capsys, mix, stop, 
 def test_another_command_begins_anew(tmp_path, ranks, monkeypatch):
     monkeypatch.setattr(documents, "BLOCK_BYTES", 2000)
     (tmp_path / "a.jsonl").write_bytes(lines(texts(100, 1)))
-    step, steps = prepare.Run._step, [0]
-
-    def stopping(run, workers):
-        steps[0] += 1
-        if steps[0] == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(run, workers)
-
-    monkeypatch.setattr(prepare.Run, "_step", stopping)
+    stop_at(monkeypatch, 5, signal.SIGTERM)
     flags = (tmp_path / "a.jsonl", "--tokenizer", ranks, "--shard-tokens", 1000, "--out", tmp_path / "o")
     with pytest.raises(SystemExit) as ended:
         make(*flags)
@@ -395,10 +380,6 @@ def test_a_line_without_end(tmp_path, ranks):
 # Names of data sets: files of the hub's format, made here
 
 
-def stories(out: Path, split: str) -> list[str]:
-    return tokenizer.load(out / "tokenizer.tiktoken").decode(tokens(out, split)).split("<|endoftext|>")[1:]
-
-
 def write_parquet(path: Path, **columns: list) -> None:
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -415,9 +396,8 @@ def test_tinystories(tmp_path, ranks):
     assert stories(tmp_path / "o", "train") == ["Once.", "Twice.", "Thrice."]
     assert stories(tmp_path / "o", "val") == ["The end."]
     (tmp_path / "txt").mkdir()
-    (tmp_path / "txt/TinyStoriesV2-GPT4-train.txt").write_text(
-        "\nOnce.\n<|endoftext|>\nTwice.\n<|endoftext|>\n"
-    )
+    text = "\nOnce.\n<|endoftext|>\nTwice.\n<|endoftext|>\n"
+    (tmp_path / "txt/TinyStoriesV2-GPT4-train.txt").write_text(text)
     (tmp_path / "txt/TinyStoriesV2-GPT4-valid.txt").write_text("\nThe end.\n<|endoftext|>\n")
     make("tinystories", "--local", tmp_path / "txt", "--tokenizer", ranks, "--out", tmp_path / "p")
     assert stories(tmp_path / "p", "train") == ["\nOnce.\n", "\nTwice.\n"]
@@ -499,9 +479,8 @@ def test_names_of_the_hub(tmp_path, ranks, asked, monkeypatch):
     where only the rows name them.
     """
     flags = ("--tokenizer", ranks, "--workers", 1)
-    make(
-        "--dataset", "some/set:small", "--split", "dev", *flags, "--val-fraction", 0, "--out", tmp_path / "o"
-    )
+    dev = ("--dataset", "some/set:small", "--split", "dev")
+    make(*dev, *flags, "--val-fraction", 0, "--out", tmp_path / "o")
     assert stories(tmp_path / "o", "train") == ["dev 0", "dev 1", "dev 2"]
     make("tinystories", *flags, "--out", tmp_path / "p")
     assert stories(tmp_path / "p", "val") == [f"validation {i}" for i in range(3)]
@@ -531,9 +510,7 @@ def test_mix_of_the_hub(tmp_path, ranks, asked):
     named = ("a=c4", "b=fineweb-edu", "d=hub:some/set:small", "--dataset", "other/set")
     shares = ("a=1", "b=1", "d=1", "other/set=1")
     make(*named, "--mix", *shares, "--tokenizer", ranks, "--val-fraction", 0, "--out", tmp_path / "o")
-    assert sorted(stories(tmp_path / "o", "train")) == sorted(
-        f"train {i}" for i in range(3) for _ in range(4)
-    )
+    assert sorted(stories(tmp_path / "o", "train")) == [f"train {i}" for i in range(3) for _ in range(4)]
     assert stories(tmp_path / "o", "val") == [f"validation {i}" for i in range(3)]
     index = json.loads((tmp_path / "o" / "index.json").read_text())
     found = {source["name"]: source["mix"] for source in index["sources"]}
@@ -565,9 +542,7 @@ def test_a_lost_connection(tmp_path, ranks, monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     flags = ("hub:some/set", "--tokenizer", ranks, "--shard-tokens", 3000, "--workers", 2, "--out")
-    with pytest.raises(
-        InputError, match=r"read it from the hub: reset by peer; .*, and the same command conti"
-    ):
+    with pytest.raises(InputError, match=r"read it from the hub: reset by peer; .*, and the same command"):
         make(*flags, tmp_path / "o")
     lost.clear()
     state = json.loads((tmp_path / "o" / "partial" / "state.json").read_text())
@@ -601,9 +576,7 @@ def test_bad_input_late(tmp_path, ranks, monkeypatch, capsys):
 
 def test_the_hub_without_a_network(tmp_path, ranks):
     pytest.importorskip("datasets")  # conftest.py sets HF_HUB_OFFLINE
-    with pytest.raises(
-        InputError, match=r"no/where@train: cannot read it from the hub: .*; without a network, fetch"
-    ):
+    with pytest.raises(InputError, match=r"no/where@train: cannot read it .*; without a network, fetch"):
         make("--dataset", "no/where", "--tokenizer", ranks, "--out", tmp_path / "new" / "o")
     assert not (tmp_path / "new").exists()
 
@@ -630,14 +603,6 @@ def test_a_library_that_is_missing(tmp_path, ranks, monkeypatch, library, name):
         make(*what, "--tokenizer", ranks, "--out", tmp_path / "o")
 
 
-def damaged(name: str, data: bytes) -> bytes:
-    return (
-        gzip.compress(data)[:-9]
-        if name.endswith(".gz")
-        else pytest.importorskip("zstandard").compress(data)[:-3]
-    )
-
-
 BAD = {
     "gzip.jsonl": (gzip.compress(b"{}"), "expected JSON lines, as its name says, found gzip"),
     "text.gz": (b"text", "expected gzip, as its name says, found something else"),
@@ -657,18 +622,18 @@ BAD = {
     "no_comma.json": (b'[{"text": "a"} {"text": "b"}]', "item 2: expected JSON, a comma or the array's end"),
     "more.json": (b'[{"text": "a"}] {"text": "b"}', "item 2: expected JSON, nothing behind the array"),
     "deep.json": (b"[" * 100_000, "item 1: expected JSON, fewer levels of nesting"),
-    "broken.jsonl": (
-        b"{\n[1]\n{}\n",
-        "expected documents, found none: 1 left out: broken JSON, 1 left out: no JSON",
-    ),
+    "broken.jsonl": (b"{\n[1]\n{}\n", "expected documents, found none: 1 left out: broken JSON, 1 left out:"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_file_that_is_not_what_its_name_says(tmp_path, ranks, name):
     data, message = BAD[name]
-    good = lines(texts(200))
-    (tmp_path / name).write_bytes(damaged(name, good) if data is None else data)
+    if name == "cut.jsonl.gz":
+        data = gzip.compress(lines(texts(200)))[:-9]
+    elif name == "cut.jsonl.zst":
+        data = pytest.importorskip("zstandard").compress(lines(texts(200)))[:-3]
+    (tmp_path / name).write_bytes(data)
     with pytest.raises(InputError) as error:
         make(tmp_path / name, "--tokenizer", ranks, "--out", tmp_path / "new" / "o")
     assert str(error.value).startswith(f"{tmp_path / name}: {message}") and "\n" not in str(error.value)
@@ -734,97 +699,56 @@ def test_a_data_set_that_names_files_elsewhere(tmp_path, ranks, name):
     (tmp_path / "x.arrow").write_bytes(arrow({"text": ["x"]}))
     (tmp_path / "set/state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
     (tmp_path / "set/dataset_info.json").write_text("{}")
-    with pytest.raises(
-        InputError,
-        match=r"state\.json: _data_files\[0\]\.filename: expected the name of a file in its folder",
-    ):
+    wanted = r"state\.json: _data_files\[0\]\.filename: expected the name of a file in its folder"
+    with pytest.raises(InputError, match=wanted):
         make(tmp_path / "set", "--tokenizer", ranks, "--out", tmp_path / "o")
 
 
 def test_broken_lines(tmp_path, ranks, capsys):
     """Counted and named with file and line; --strict ends at the first."""
-    half = b'{"text": "\\ud800"}\n'  # half of a pair
-    rows = [
-        b'{"text": "a"}\n',
-        b"{broken\n",
-        b'{"body": "x"}\n',
-        b'{"text": null}\n',
-        b'{"text": 5}\n',
-        half,
-        b"\n",
-    ]
     path = tmp_path / "a.jsonl"
-    path.write_bytes(
-        b"".join(rows) + b'{"text": ""}\n' + b"[" * 100_000 + b'\n{"text": "\xff"}\n{"text": "b"}'
-    )
+    rows = [b'{"text": "a"}', b"{broken", b'{"body": "x"}', b'{"text": null}', b'{"text": 5}']
+    rows += [b'{"text": "\\ud800"}', b"", b'{"text": ""}']  # half of a pair; nothing
+    path.write_bytes(b"\n".join([*rows, b"[" * 100_000, b'{"text": "\xff"}', b'{"text": "b"}']))
     flags = (path, "--tokenizer", ranks, "--val-fraction", 0)
     make(*flags, "--out", tmp_path / "o")
     assert tokens(tmp_path / "o") == expected(["a", "b"])
     said = capsys.readouterr().out
-    reasons = {
-        2: "broken JSON",
-        3: "no field 'text'",
-        4: "no text",
-        5: "int instead of text",
-        6: "no Unicode",
-    }
+    reasons = {2: "broken JSON", 3: "no field 'text'", 4: "no text", 5: "int instead of text",
+               6: "no Unicode"}  # fmt: skip
     reasons |= {8: "empty", 9: "broken JSON", 10: "broken JSON"}
     for line, reason in reasons.items():
         assert f"left out: {path}: line {line}: {reason}\n" in said
     assert "left out: 3 broken JSON, 1 no field 'text', 1 no text, 1 int instead of text" in said
-    with pytest.raises(
-        InputError, match=r"a.jsonl: line 2: broken JSON: --strict is set; without it, such doc"
-    ):
+    with pytest.raises(InputError, match=r"a.jsonl: line 2: broken JSON: --strict is set; without it, such"):
         make(*flags, "--strict", "--out", tmp_path / "p")
     assert not (tmp_path / "p").exists()
+
+
+VOCAB = ["--vocab-size", 300]
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
         ([], "expected an input: files, folders, -, --dataset NAME, or stdlib, "),
-        (["good.txt"], "expected --out DIR"),
-        (["missing.txt", "--out", "o"], "expected --tokenizer PATH, or --vocab-size N"),
-        (
-            ["missing.txt", "--vocab-size", 300, "--out", "o"],
-            "missing.txt: no such file or folder, and no pattern",
-        ),
-        (
-            ["empty", "--vocab-size", 300, "--out", "o"],
-            "empty: expected files of text, JSON lines, .* found none",
-        ),
-        (["good.txt", "--vocab-size", 200, "--out", "o"], "--vocab-size: expected at least 256"),
+        (["missing.txt"], "expected --tokenizer PATH, or --vocab-size N"),
+        (["missing.txt", *VOCAB], "missing.txt: no such file or folder, and no pattern"),
+        (["empty", *VOCAB], "empty: expected files of text, JSON lines, .* found none"),
+        (["good.txt", "--vocab-size", 200], "--vocab-size: expected at least 256"),
         (["good.txt", "--vocab-size", 5000, "--out", "new/o"], "expected text that gives 4999 tokens"),
-        (["good.txt", "--tokenizer", "missing", "--out", "o"], "missing: cannot open: No such file"),
-        (
-            ["good.txt", "--tokenizer", "good.txt", "--out", "o"],
-            "good.txt: line 1: expected a new token in base64",
-        ),
-        (["good.txt", "--tokenizer", "empty", "--out", "o"], "empty: expected a tokenizer in the directory"),
-        (["good.txt", "--tokenizer", "bad.json", "--out", "o"], "bad.json: expected a tokenizer.json"),
-        (
-            ["good.txt", "--tokenizer", "sp.model", "--out", "o"],
-            "sp.model: expected a rank file, found sentencepiece's",
-        ),
-        (
-            ["good.txt", "--vocab-size", 300, "--val-fraction", 1, "--out", "o"],
-            "--val-fraction: expected 0 to below 1",
-        ),
-        (
-            ["good.txt", "--vocab-size", 300, "--workers", 0, "--out", "o"],
-            "--workers: expected at least 1, found 0",
-        ),
-        (
-            ["good.txt", "--vocab-size", 300, "--mix", "a=1", "--out", "o"],
-            "--mix: expected a share of each of good.txt",
-        ),
-        (["good.txt", "--vocab-size", 300, "--mix", "a=x", "--out", "o"], "--mix a=x: expected NAME=SHARE"),
-        (["stdlib", "good.txt", "--vocab-size", 300, "--out", "o"], "stdlib: expected no other inputs"),
-        (["c4", "--local", "empty", "--vocab-size", 300, "--out", "o"], "empty: expected files"),
-        (
-            ["table.parquet", "--vocab-size", 300, "--out", "o"],
-            "table.parquet: expected a column text, found body",
-        ),
+        (["good.txt", "--tokenizer", "missing"], "missing: cannot open: No such file"),
+        (["good.txt", "--tokenizer", "good.txt"], "good.txt: line 1: expected a new token in base64"),
+        (["good.txt", "--tokenizer", "empty"], "empty: expected a tokenizer in the directory"),
+        (["good.txt", "--tokenizer", "bad.json"], "bad.json: expected a tokenizer.json"),
+        (["good.txt", "--tokenizer", "sp.model"], "sp.model: expected a rank file, found sentencepiece's"),
+        (["good.txt", *VOCAB, "--val-fraction", 1], "--val-fraction: expected 0 to below 1"),
+        (["good.txt", *VOCAB, "--workers", 0], "--workers: expected at least 1, found 0"),
+        (["good.txt", *VOCAB, "--mix", "a=1"], "--mix: expected a share of each of good.txt"),
+        (["good.txt", *VOCAB, "--mix", "a=x"], "--mix a=x: expected NAME=SHARE"),
+        (["stdlib", "good.txt", *VOCAB], "stdlib: expected no other inputs"),
+        (["c4", "--local", "empty", *VOCAB], "empty: expected files"),
+        (["table.parquet", *VOCAB], "table.parquet: expected a column text, found body"),
     ],
 )
 def test_bad_arguments(tmp_path, monkeypatch, arguments, message):
@@ -836,19 +760,15 @@ def test_bad_arguments(tmp_path, monkeypatch, arguments, message):
     write_parquet(Path("table.parquet"), body=["x"])
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InputError, match=message) as error:
-        make(*arguments)
+        make("--out", "o", *arguments)
     assert sorted(tmp_path.rglob("*")) == before and "\n" not in str(error.value)
+    with pytest.raises(InputError, match="expected --out DIR"):
+        make("good.txt")
 
 
 def test_exit_code(tmp_path):
-    command = [sys.executable, "-m", "llamac", "data", "none.txt", "--vocab-size", "300"]
-    command += ["--out", tmp_path / "o"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (
-        done.returncode == 2
-        and len(done.stderr.splitlines()) == 1
-        and "none.txt: no such file" in done.stderr
-    )
+    done = run_llamac("data", "none.txt", "--vocab-size", 300, "--out", tmp_path / "o", code=2)
+    assert len(done.stderr.splitlines()) == 1 and "none.txt: no such file" in done.stderr
 
 
 def test_a_worker_that_dies(tmp_path, ranks, monkeypatch):

@@ -5,18 +5,15 @@ ranges that a profiler sees.
 import json
 import os
 import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
-from run import flags, one_line
+from run import flags, one_line, run_llamac
 
 from llamac.base.errors import InputError
-from llamac.data import write_bin
 from llamac.profile import profile
 from llamac.profile.profile import Profile, Row
 
@@ -80,45 +77,21 @@ def test_phases_and_calls_are_ranges(train, data, tmp_path):
 def test_a_library_without_ranges_is_refused(train, data, tmp_path, library):
     environment = os.environ | {"LLAMAC_RANGES": library}
     result = train(*flags(data, tmp_path / "out"), env=environment, code=2)
-    assert (
-        f"LLAMAC_RANGES: expected a library with roctxRangePushA and roctxRangePop, found {library}"
-        in one_line(result)
-    )
+    expected = "LLAMAC_RANGES: expected a library with roctxRangePushA and roctxRangePop, found"
+    assert f"{expected} {library}" in one_line(result)
 
 
 # The program's files
 
 
 @pytest.fixture(scope="module")
-def out(build, tmp_path_factory) -> Path:
+def out(train, data, tmp_path_factory) -> Path:
     """A run of six steps, validation between them, that profiles three: the second to the fourth."""
-    folder = tmp_path_factory.mktemp("profile")
-    rng = np.random.default_rng(1)
-    for name in ("train", "val"):
-        write_bin(folder / f"{name}.bin", rng.integers(0, 97, 2000).astype(np.uint32), 97)
-    flags = {
-        "model": ROOT / "tests/models/tied-gqa.json",
-        "train-data": folder / "train.bin",
-        "val-data": folder / "val.bin",
-        "tokenizer": "none",
-        "gemm-cache": folder / "gemm.json",
-        "out": folder / "out",
-        "steps": 6,
-        "batch-size": 2,
-        "seq-len": 16,
-        "total-batch-size": 64,
-        "warmup-steps": 0,
-        "val-every": 1,
-        "val-steps": 2,
-        "sample-every": 0,
-        "checkpoint-every": 0,
-        "profile": STEPS,
-    }
-    command = [build / "train_llama3", *(word for k, v in flags.items() for word in (f"--{k}", str(v)))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "matmul_backward_weight" in done.stdout and "\nidle " in done.stdout
-    return folder / "out"
+    out = tmp_path_factory.mktemp("profile") / "out"
+    more = {"batch_size": 2, "total_batch_size": 64, "val_every": 1, "checkpoint_every": 0, "profile": STEPS}
+    said = train(*flags(data, out, steps=6, **more)).stdout
+    assert "matmul_backward_weight" in said and "\nidle " in said
+    return out
 
 
 def layers() -> int:
@@ -157,9 +130,8 @@ def test_trace(out):
         inside += len(in_order)
     assert inside == len(events) - len(beside), "validation between the steps is no part of them"
     product = next(e for e in events if e["name"] == "matmul_forward")
-    assert (
-        set(product["args"]) == {"variant", "shape", "TFLOP/s", "GB/s"} and "N=32" in product["args"]["shape"]
-    )
+    assert set(product["args"]) == {"variant", "shape", "TFLOP/s", "GB/s"}
+    assert "N=32" in product["args"]["shape"]
 
 
 @pytest.mark.program
@@ -185,17 +157,13 @@ def test_profile_json_adds_up(out):
 
 @pytest.mark.program
 def test_the_command(out):
-    done = subprocess.run(
-        [sys.executable, "-m", "llamac", "profile", out], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 0 and not done.stderr
+    done = run_llamac("profile", out)
+    assert not done.stderr
     for word in ("GEMM", "attention", "norm", "RoPE", "SwiGLU", "loss", "optimizer", "embedding", "idle"):
         assert any(line.startswith(word) for line in done.stdout.splitlines()), word
     assert "What to do next\n1. " in done.stdout
-    done = subprocess.run(
-        [sys.executable, "-m", "llamac", "profile", out / "none"], capture_output=True, text=True, cwd=ROOT
-    )
-    assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.strip().splitlines()) == 1
+    done = run_llamac("profile", out / "none", code=2)
+    assert done.stdout == "" and len(done.stderr.strip().splitlines()) == 1
     assert "profile.json: cannot open: No such file" in done.stderr
 
 
@@ -334,10 +302,7 @@ def test_read(tmp_path):
         ("3", "expected an object, found 3"),
         ({"device": 3}, "device: expected an object, found 3"),
         ({"device": GOOD["device"] | {"gpu": 1}}, "device.gpu: expected true or false, found 1"),
-        (
-            {"device": GOOD["device"] | {"peak_tflops": 0}},
-            "device.peak_tflops: expected a number above 0 or null",
-        ),
+        ({"device": GOOD["device"] | {"peak_tflops": 0}}, "device.peak_tflops: expected a number above 0"),
         ({"steps": 0}, "steps: expected a number above 0, found 0"),
         ({"seconds": "1"}, 'seconds: expected a number above 0, found "1"'),
         ({"idle_seconds": -1}, "idle_seconds: expected a number of at least 0, found -1"),

@@ -6,8 +6,8 @@ LLAMAC_CALLS=50000 says how many, over all operations. They are the same in ever
 
 import os
 
-import described
 import numpy as np
+import op_cases
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -118,7 +118,7 @@ def exact(call: Call, values: dict) -> dict:
     """
     if 0 in call.sizes.values():
         return values
-    return values | described.saved_results(call.op["name"], values)
+    return values | op_cases.saved_results(call.op["name"], values)
 
 
 def baseline(call: Call, values: dict, truth: dict, name: str, dtype: str) -> Error:

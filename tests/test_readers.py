@@ -3,12 +3,12 @@
 import json
 import os
 import random
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fuzz import damage, inputs, twins
+from run import one_line
 
 from llamac.base import files
 from llamac.base.errors import InputError, printable
@@ -118,9 +118,7 @@ def test_a_file_that_would_fill_the_memory_is_refused(tmp_path):
         *(files.read_json, files.read_bytes, files.read_text, load_config, plot.read_log, log.read),
         lambda path: list(tasks.read(piqa, tmp_path)),
     ):
-        with pytest.raises(
-            InputError, match=r"(config|piqa).jsonl?: expected at most \d+ bytes, found 64424"
-        ):
+        with pytest.raises(InputError, match=r"(config|piqa).jsonl?: expected at most \d+ bytes, found 64"):
             read(path)
 
 
@@ -186,39 +184,29 @@ def test_only_regular_files_are_opened(tmp_path, kind):
         lambda: Trainer(make(tmp_path / "run.toml")),
     ):
         with pytest.raises(
-            InputError,
-            match=r"expected a file, found a (device|folder)|expected a tokenizer in the directory",
+            InputError, match=r"expected a (file, found a (device|folder)|tokenizer in the d)"
         ):
             read()
 
 
 @pytest.mark.program
-def test_the_program_waits_for_no_pipe(build, tmp_path):
+def test_the_program_waits_for_no_pipe(train, tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_bytes(inputs.MODELS[0].read_bytes())
     (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors"}}')
     _pipe(model / "one.safetensors")
     write_bin(tmp_path / "train.bin", np.arange(3000) % 97, 97)
-    command = [
-        build / "train_llama3",
-        "--model",
-        model,
-        "--train-data",
-        tmp_path / "train.bin",
-        "--seq-len",
-        "64",
-    ]
-    done = subprocess.run([*command, "--out", tmp_path / "out"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "one.safetensors: expected a file, found a device" in done.stderr
+    values = {"model": model, "train-data": tmp_path / "train.bin", "seq-len": 64, "out": tmp_path / "out"}
+    said = one_line(train(*(f"--{name}={value}" for name, value in values.items()), code=2))
+    assert "one.safetensors: expected a file, found a device" in said
 
 
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")
 def test_what_a_log_holds_is_drawn(tmp_path):
     """The largest numbers that read_log() takes, and names that are no formulas."""
-    steps = [
-        {"step": 2**53 * k, "loss": (-1) ** k * 1e100, "lr": 1e100, "tokens_per_s": 1e100} for k in (0, 1)
-    ]
+    large = {"loss": 1e100, "lr": 1e100, "tokens_per_s": 1e100}
+    steps = [large | {"step": 2**53 * k, "loss": (-1) ** k * 1e100} for k in (0, 1)]
     events = [{"event": "step"} | step for step in steps]
     events += [{"event": "run", "device": "$\\frac{", "parameters": 1e100, "tokens_per_step": 1e100}]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))

@@ -6,25 +6,13 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+from run import Foreign
 
 import llamac
 from llamac.base.registry import least_work
 from llamac.profile import flops
 
 ROWS, C, EPS = 5, 24, 1e-5
-
-
-class Foreign:
-    """An array of a library that only speaks DLPack, as it was before version 1."""
-
-    def __init__(self, array: np.ndarray, device: tuple[int, int] = (1, 0)):
-        self.array, self.device = array, device
-
-    def __dlpack__(self, stream=None):
-        return self.array.__dlpack__()
-
-    def __dlpack_device__(self):
-        return self.device
 
 
 def operands() -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -213,6 +201,15 @@ def test_a_tensor_that_wants_gradients():
         llamac.run("rmsnorm_forward", outputs, [x, inputs[1]], [EPS])
 
 
+def test_torchs_operations_come_first():
+    """Both modules have the emulated device; its state in one is not that in the other."""
+    code = "import torch; from llamac import ops; import llamac, numpy as np\n"
+    code += "ops.rmsnorm(torch.ones(2, 8), torch.ones(8)); out = np.full((2, 8), np.nan, np.float32)\n"
+    code += "x = np.ones_like(out); arrays = [out, np.full(2, np.nan, np.float32)], [x, x[0]]\n"
+    code += "llamac.run('rmsnorm_forward', *arrays, [0.0], 'vectorized'); assert (out == 1).all()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_names_are_functions_whatever_was_imported():
     """No module of the package takes the place of one of its functions."""
     names = "llamac.kernels, llamac.run, llamac.Trainer"
@@ -380,12 +377,8 @@ def test_a_repeated_token_id_of_any_count():
 
 
 def test_a_target_that_is_none():
-    losses, logits, targets = (
-        np.zeros(3, np.float32),
-        np.ones((3, 8), np.float32),
-        np.array([0, -100, 8], "i4"),
-    )
-    arrays = [losses, None, None, None], [logits, targets, None]
+    targets = np.array([0, -100, 8], np.int32)
+    arrays = [np.zeros(3, np.float32), None, None, None], [np.ones((3, 8), np.float32), targets, None]
     assert "targets holds 8, expected values from 0 to 7" in refusal("cross_entropy", *arrays, [1.0, -100])
     assert "targets holds -100" in refusal("cross_entropy", *arrays, [1.0, 8])
     assert "ignore_index is 4294967196, expected one of 32 bits" in refusal(
@@ -431,9 +424,8 @@ def random_slices(rng: np.random.Generator, apart: int | None) -> list[np.ndarra
     """Two slices of an array, of one shape, some dimensions in steps; none where `apart`, a dimension, keeps
     them in halves of its own."""
     whole = np.zeros((2, 4, 4, 8) if apart is None else (4, 9, 8, 16), np.float32)
-    sizes = [
-        int(n) for n in (rng.integers(1, 3), rng.integers(1, 4), rng.integers(1, 4), 2 * rng.integers(1, 4))
-    ]
+    limits = ((1, 3, 1), (1, 4, 1), (1, 4, 1), (1, 4, 2))
+    sizes = [factor * int(rng.integers(low, high)) for low, high, factor in limits]
     slices = []
     for side in (0, 1):
         index = []
@@ -536,14 +528,8 @@ def test_scalars_of_another_type(operation, scalars, message):
 def test_scalars_that_are_taken():
     """As PyTorch takes them: a bool is a number."""
     squares, x = np.zeros(1), np.full(3, 2, np.float32)
-    for accumulate, expected in (
-        (False, 12),
-        (True, 24),
-        (np.True_, 36),
-        (1, 48),
-        (0, 12),
-        (np.int32(1), 24),
-    ):
+    taken = [(False, 12), (True, 24), (np.True_, 36), (1, 48), (0, 12), (np.int32(1), 24)]
+    for accumulate, expected in taken:
         llamac.run("global_norm", [squares], [x], [accumulate])
         assert squares[0] == expected
     mean, losses, targets = np.zeros((), np.float32), np.array([1, 3], np.float32), np.array([0, 1], "i4")

@@ -106,9 +106,7 @@ def test_broken_lines(tmp_path, line):
     """The last one is what a run left that died; any other is an error that names it."""
     assert read(write(tmp_path, a_run(), line + "\n")).columns["step"].size == 50
     write(tmp_path, a_run(), line + "\n" + json.dumps(step_event(51)) + "\n")
-    with pytest.raises(
-        InputError, match=rf"log.jsonl: line {len(a_run()) + 1}: expected a JSON object, found"
-    ):
+    with pytest.raises(InputError, match=rf"log.jsonl: line {len(a_run()) + 1}: expected a JSON object"):
         read(tmp_path)
 
 
@@ -384,10 +382,8 @@ def test_metrics(tmp_path):
     assert last.numbers["loss_metrics/global_avg_loss"] == 2 + 6 / 50 and last.texts == {"sample": "Once"}
     assert last.numbers["throughput(tps)"] == 4096 and last.numbers["tflops"] == 0.05  # of each device
     assert last.numbers["n_tokens_seen"] == 25 * (2048 + 4096) and "mfu(%)" not in last.numbers
-    assert (
-        last.numbers["evaluation/piqa/accuracy_norm"] == 0.6
-        and last.numbers["time_metrics/end_to_end(s)"] == 0.25
-    )
+    assert last.numbers["evaluation/piqa/accuracy_norm"] == 0.6
+    assert last.numbers["time_metrics/end_to_end(s)"] == 0.25
     assert last.seconds - found[0].seconds == pytest.approx(12.5, abs=0.3)
     assert [row.step for row in metrics.rows(log, 1, after=48)] == [49, 50]
 

@@ -16,9 +16,7 @@ from llamac.report.log import read
 from llamac.report.serve import Live
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="chromium is not installed: apt-get install chromium"
-)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="it is not installed: apt-get install chromium")
 
 # What a reader does: presses buttons, zooms into one chart. What is then on the page goes into an attribute.
 CLICKS = """<script>

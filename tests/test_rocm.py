@@ -130,9 +130,8 @@ def test_the_architectures_of_the_devices(tmp_path):
 
 def test_an_old_cmake_for_rocm(tmp_path):
     """Ubuntu 22.04's."""
-    script = write(
-        tmp_path / "old.cmake", f"set(CMAKE_VERSION 3.22.1)\ninclude({ROOT}/csrc/platform/amd.cmake)\n"
-    )
+    text = f"set(CMAKE_VERSION 3.22.1)\ninclude({ROOT}/csrc/platform/amd.cmake)\n"
+    script = write(tmp_path / "old.cmake", text)
     found = subprocess.run(["cmake", "-P", script], capture_output=True, text=True)
     text = " ".join(found.stderr.split())
     assert found.returncode and "CMake is 3.22.1, ROCm's libraries need 3.25 or newer: `make setup" in text

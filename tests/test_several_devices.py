@@ -12,8 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import free_port, needs, skip_without_devices, torchrun_environment
-from run import MODEL, ROOT, T, assert_same_state, events, flags, losses, one_line, tensors
+from launch import as_ranks, needs, ranks_of, skip_without_devices
+from run import (
+    MODEL,
+    PRECISIONS,
+    ROOT,
+    T,
+    assert_same_state,
+    events,
+    flags,
+    losses,
+    numbers,
+    one_line,
+    tensors,
+)
 
 from llamac.data import write_bin
 
@@ -21,111 +33,63 @@ pytestmark = pytest.mark.program
 SHORT = {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _gloo(build):
     needs(build, "GLOO", devices=1)  # plans need none
-
-
-def run(build, *arguments, code: int = 0, **variables) -> subprocess.CompletedProcess:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-    done = subprocess.run(
-        [build / "train_llama3", *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    skip_without_devices(done.stderr)
-    assert done.returncode == code, done.stderr
-    return done
-
-
-def numbers(out: Path) -> list[tuple]:
-    return [(e["step"], e["loss"], e["grad_norm"], e["lr"]) for e in events(out, "step")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
 
 
 @pytest.fixture(scope="module")
-def alone(build, data, tmp_path_factory):
+def alone(train, data, tmp_path_factory):
     """20 steps of one rank."""
     out = tmp_path_factory.mktemp("alone") / "out"
-    run(build, *flags(data, out, steps=20, batch_size=4, **SHORT))
+    train(*flags(data, out, steps=20, batch_size=4, **SHORT))
     return out
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-def test_the_losses_of_one_rank(build, data, tmp_path, alone, devices):
+GROUPED = {"devices": 4, "shard_group": 2, "batch_size": 1}
+RANKS = {"2": {"devices": 2, "batch_size": 2}, "4": {"devices": 4, "batch_size": 1}, "2 groups of 2": GROUPED}
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_losses_of_one_rank(train, data, tmp_path, alone, ranks):
     """In f32, at every level; levels have the same bits, down to the optimizer's state."""
     for level in range(4):
         out = tmp_path / f"zero{level}"
-        size = {"batch_size": 4 // devices, "devices": devices, "zero": level}
-        run(build, *flags(data, out, steps=20, **size, **SHORT))
+        train(*flags(data, out, steps=20, zero=level, **RANKS[ranks], **SHORT))
         np.testing.assert_allclose(losses(out), losses(alone), rtol=2e-6)
         assert numbers(out) == numbers(tmp_path / "zero0")
         assert_same_state(out / "step_000020", tmp_path / "zero0/step_000020")
 
 
-PRECISIONS = {
-    "master": {"dtype": "bf16"},
-    "stochastic": {
-        "dtype": "bf16",
-        "grad_dtype": "bf16",
-        "optimizer_state": "bf16",
-        "master_weights": "off",
-    },
-}
+@pytest.mark.parametrize("ranks", ["2", "2 groups of 2"])
+@pytest.mark.parametrize("precision", ["bf16", "bf16-throughout"])
+def test_levels_have_the_same_bits(train, data, tmp_path, precision, ranks):
+    """In bf16, where AdamW rounds at random, with recomputation and verified steps; and in another run."""
+    more = {"recompute": "block", "verify_every": 2} | PRECISIONS[precision] | RANKS[ranks] | SHORT
+    for name, level in (("zero0", 0), ("zero1", 1), ("zero2", 2), ("zero3", 3), ("again", 3)):
+        train(*flags(data, tmp_path / name, steps=4, zero=level, **more))
+        assert numbers(tmp_path / name) == numbers(tmp_path / "zero0")
+        assert_same_state(tmp_path / name / "step_000004", tmp_path / "zero0/step_000004")
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_levels_have_the_same_bits(build, data, tmp_path, precision):
-    """In bf16, where AdamW rounds at random, with recomputation and verified steps."""
-    for level in range(4):
-        more = {"zero": level, "recompute": "block", "verify_every": 2} | PRECISIONS[precision] | SHORT
-        out = tmp_path / f"zero{level}"
-        run(build, *flags(data, out, steps=4, devices=2, batch_size=2, **more))
-        assert numbers(out) == numbers(tmp_path / "zero0")
-        for file in (tmp_path / "zero0/step_000004").glob("*.safetensors"):
-            assert (out / "step_000004" / file.name).read_bytes() == file.read_bytes()
-
-
-def test_groups(build, data, tmp_path, alone):
-    """Shards in groups of 2 of 4 ranks: the losses of one rank, and levels with the same bits."""
-    for level in range(4):
-        out = tmp_path / f"zero{level}"
-        more = {"devices": 4, "shard_group": 2, "zero": level, "batch_size": 1}
-        run(build, *flags(data, out, steps=20, **more, **SHORT))
-        np.testing.assert_allclose(losses(out), losses(alone), rtol=2e-6)
-        assert numbers(out) == numbers(tmp_path / "zero0")
-        assert_same_state(out / "step_000020", tmp_path / "zero0/step_000020")
-
-
-def test_groups_have_the_same_bits(build, data, tmp_path):
-    """In bf16, where AdamW rounds at random, with verified steps: at every level, and in another run."""
-    more = {"devices": 4, "shard_group": 2, "batch_size": 1, "verify_every": 2} | PRECISIONS["stochastic"]
-    for name, level in (("first", 0), ("second", 2), ("third", 3), ("again", 3)):
-        run(build, *flags(data, tmp_path / name, zero=level, steps=4, **more, **SHORT))
-        assert numbers(tmp_path / name) == numbers(tmp_path / "first")
-        assert_same_state(tmp_path / name / "step_000004", tmp_path / "first/step_000004")
-
-
-def test_a_group_of_one_is_level_0(build, data, tmp_path):
+def test_a_group_of_one_is_level_0(train, data, tmp_path):
     """Nothing is shared: the sums of two ranks have one order."""
     for name, more in (("a", {"zero": 3, "shard_group": 1}), ("b", {"zero": 0})):
-        run(build, *flags(data, tmp_path / name, steps=4, devices=2, batch_size=2, **more, **SHORT))
+        train(*flags(data, tmp_path / name, steps=4, devices=2, batch_size=2, **more, **SHORT))
     np.testing.assert_array_equal(losses(tmp_path / "a"), losses(tmp_path / "b"))
     assert_same_state(tmp_path / "a/step_000004", tmp_path / "b/step_000004")
 
 
-GROUPED = {"devices": 4, "shard_group": 2, "batch_size": 1}
-
-
-@pytest.mark.parametrize("ranks", [{"devices": 2, "batch_size": 2}, GROUPED], ids=["2", "2 groups of 2"])
-def test_accumulation(build, data, tmp_path, ranks):
+@pytest.mark.parametrize("ranks", ["2", "2 groups of 2"])
+def test_accumulation(train, data, tmp_path, ranks):
     """Micro-batches of the same step: where gradients are shared they are summed in another order."""
     for level in range(4):
         out = tmp_path / f"zero{level}"
         more = {"zero": level, "total_batch_size": 4 * T * 4} | SHORT
-        run(build, *flags(data, out, steps=6, **ranks, **more))
+        train(*flags(data, out, steps=6, **RANKS[ranks], **more))
         np.testing.assert_allclose(losses(out), losses(tmp_path / "zero0"), rtol=2e-6)
     for a, b in ((0, 1), (2, 3)):
         assert numbers(tmp_path / f"zero{a}") == numbers(tmp_path / f"zero{b}")
@@ -133,13 +97,13 @@ def test_accumulation(build, data, tmp_path, ranks):
 
 @pytest.mark.parametrize(("grad_dtype", "reduce_dtype"), [("f32", "bf16"), ("bf16", "f32")])
 @pytest.mark.parametrize("group", [0, 2])
-def test_the_type_of_the_sums(build, data, tmp_path, grad_dtype, reduce_dtype, group):
+def test_the_type_of_the_sums(train, data, tmp_path, grad_dtype, reduce_dtype, group):
     """Levels have the same bits, near to those of sums in the gradients' own type."""
     more = {"dtype": "bf16", "grad_dtype": grad_dtype, "devices": 4, "shard_group": group, "batch_size": 1}
-    run(build, *flags(data, tmp_path / "own", steps=6, **more, **SHORT))
+    train(*flags(data, tmp_path / "own", steps=6, **more, **SHORT))
     for level in range(4):
         out = tmp_path / f"zero{level}"
-        run(build, *flags(data, out, steps=6, zero=level, reduce_dtype=reduce_dtype, **more, **SHORT))
+        train(*flags(data, out, steps=6, zero=level, reduce_dtype=reduce_dtype, **more, **SHORT))
         assert numbers(out) == numbers(tmp_path / "zero0")
         assert_same_state(out / "step_000006", tmp_path / "zero0/step_000006")
     # The host sums bf16 in f32 and rounds once: only a second sum, over groups, makes a difference.
@@ -147,36 +111,28 @@ def test_the_type_of_the_sums(build, data, tmp_path, grad_dtype, reduce_dtype, g
     np.testing.assert_allclose(losses(out), losses(tmp_path / "own"), rtol=2e-3)
 
 
-def test_the_same_ranks_give_the_same_bits(build, data, tmp_path):
-    for out in (tmp_path / "a", tmp_path / "b"):
-        run(build, *flags(data, out, steps=4, devices=3, batch_size=2, zero=3))
-    assert numbers(tmp_path / "a") == numbers(tmp_path / "b")
-    assert events(tmp_path / "a", "val") == events(tmp_path / "b", "val")
-    assert_same_state(tmp_path / "a/step_000004", tmp_path / "b/step_000004")
-
-
-def test_validation_is_that_of_one_rank(build, data, tmp_path):
+def test_validation_is_that_of_one_rank(train, data, tmp_path):
     """Three batches on two ranks, and samples."""
     more = {"steps": 2, "batch_size": 2, "total_batch_size": 2 * 2 * T, "val_steps": 3, "sample_every": 2}
     for devices in (1, 2):
         for level in (1, 3):
             out = tmp_path / f"{devices}-{level}"
-            run(build, *flags(data, out, devices=devices, zero=level, **more))
+            train(*flags(data, out, devices=devices, zero=level, **more))
             first = tmp_path / "1-1"
             found, expected = events(out, "val"), events(first, "val")
             assert found[0] == expected[0] and len(found) == len(expected) == 2
             assert [e["text"] for e in events(out, "sample")] == [e["text"] for e in events(first, "sample")]
 
 
-def test_resume_with_the_same_ranks(build, data, tmp_path):
+def test_resume_with_the_same_ranks(train, data, tmp_path):
     """The bits of a run that was not interrupted."""
     more = {"devices": 2, "zero": 2, "batch_size": 2, "dtype": "bf16"}
-    run(build, *flags(data, tmp_path / "whole", **more))
-    run(build, *flags(data, tmp_path / "parts", **more | {"steps": 4, "schedule": "cosine"}))
+    train(*flags(data, tmp_path / "whole", **more))
+    train(*flags(data, tmp_path / "parts", **more | {"steps": 4, "schedule": "cosine"}))
     shutil.rmtree(tmp_path / "parts")
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")
     shutil.rmtree(tmp_path / "parts/step_000008")
-    run(build, *flags(data, tmp_path / "parts", resume="auto", **more))
+    train(*flags(data, tmp_path / "parts", resume="auto", **more))
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
     assert_same_state(tmp_path / "parts/step_000008", tmp_path / "whole/step_000008")
 
@@ -186,34 +142,6 @@ import sys, llamac
 trainer = llamac.Trainer(sys.argv[1], zero=int(sys.argv[2]), shard_group=int(sys.argv[3]), batch_size=1)
 trainer.save(sys.argv[4])
 """
-
-
-def as_ranks(command: list, ranks: int, own: dict[int, dict] | None = None) -> list[tuple[int, str]]:
-    """Exit codes and error lines of a command whose processes torchrun might have started. own: variables of
-    single ranks."""
-    port = free_port()
-    processes = [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=os.environ
-            | {"OMP_NUM_THREADS": "1"}
-            | torchrun_environment(rank, ranks, port)
-            | (own or {}).get(rank, {}),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        said = [process.communicate(timeout=120)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for text in said:
-        skip_without_devices(text)
-    return [(process.returncode, text) for process, text in zip(processes, said)]
 
 
 STEPS_OF_OWN_TOKENS = """
@@ -254,25 +182,25 @@ RESHARDED = [
 
 
 @pytest.mark.parametrize(("before", "after"), RESHARDED)
-def test_resume_with_other_ranks(build, data, tmp_path, before, after):
+def test_resume_with_other_ranks(train, data, tmp_path, before, after):
     """Ranks, level, group: the state has the same bits, resharded, and the run goes on."""
     more = {"total_batch_size": 4 * T, "batch_size": 1, "dtype": "bf16", "val_steps": 4}
     first = {"devices": before[0], "zero": before[1], "shard_group": before[2]}
-    run(build, *flags(data, tmp_path / "a", **more, **first))
+    train(*flags(data, tmp_path / "a", **more, **first))
     checkpoint = tmp_path / "a/step_000004"
     command = [sys.executable, "-c", SAVE_AGAIN, checkpoint, str(after[1]), str(after[2]), tmp_path / "again"]
     for code, text in as_ranks(command, after[0]):
         assert code == 0, text
     assert_same_state(tmp_path / "again", checkpoint)
     again = {"devices": after[0], "zero": after[1], "shard_group": after[2], "resume": checkpoint}
-    run(build, *flags(data, tmp_path / "b", **more, **again))
+    train(*flags(data, tmp_path / "b", **more, **again))
     np.testing.assert_allclose(losses(tmp_path / "b"), losses(tmp_path / "a")[4:], rtol=2e-3)
     assert len(losses(tmp_path / "b")) == 4
 
 
-def test_transformers_opens_the_checkpoint(build, data, tmp_path):
+def test_transformers_opens_the_checkpoint(train, data, tmp_path):
     transformers = pytest.importorskip("transformers")
-    run(build, *flags(data, tmp_path, devices=2, batch_size=2, zero=3, steps=4))
+    train(*flags(data, tmp_path, devices=2, batch_size=2, zero=3, steps=4))
     checkpoint = tmp_path / "step_000004"
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
     state = model.state_dict()
@@ -280,54 +208,35 @@ def test_transformers_opens_the_checkpoint(build, data, tmp_path):
         np.testing.assert_array_equal(state[name].float().numpy(), weight)
 
 
-def test_the_program_among_torchruns_processes(build, data, tmp_path):
+def test_the_program_among_torchruns_processes(build, train, data, tmp_path):
     command = [build / "train_llama3", *flags(data, tmp_path / "a", steps=4, batch_size=2)]
     assert as_ranks(command, 2) == [(0, ""), (0, "")]
-    run(build, *flags(data, tmp_path / "b", steps=4, batch_size=2, devices=2))
+    train(*flags(data, tmp_path / "b", steps=4, batch_size=2, devices=2))
     assert numbers(tmp_path / "a") == numbers(tmp_path / "b")
 
 
-def test_ranks_with_other_caches_of_algorithms(build, data, gpu, tmp_path):
+def test_ranks_with_other_caches_of_algorithms(build, train, data, gpu, tmp_path):
     """Rank 1 has timed the matrix products before, rank 0 has not: they time them together."""
     if not gpu:
         pytest.skip("a CPU build times no algorithms")
     more = {"steps": 3, "batch_size": 2, "dtype": "bf16", "gemm_cache": "auto"} | SHORT
-    run(build, *flags(data, tmp_path / "alone", **more), XDG_CACHE_HOME=str(tmp_path / "cache1"))
+    train(
+        *flags(data, tmp_path / "alone", **more),
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache1")},
+    )
     assert list((tmp_path / "cache1").rglob("*.json"))
-    port = free_port()
-    started = [
-        subprocess.Popen(
-            [build / "train_llama3", *flags(data, tmp_path / "both", **more)],
-            cwd=ROOT,
-            env=os.environ
-            | torchrun_environment(rank, 2, port)
-            | {"XDG_CACHE_HOME": str(tmp_path / f"cache{rank}")},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=120)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], said
+    own = {rank: {"XDG_CACHE_HOME": str(tmp_path / f"cache{rank}")} for rank in range(2)}
+    ended = as_ranks([build / "train_llama3", *flags(data, tmp_path / "both", **more)], own=own)
+    assert [code for code, _ in ended] == [0, 0], ended
     assert len(numbers(tmp_path / "both")) == 3
 
 
-def test_mpirun(build, data, tmp_path):
-    needs(build, "MPI")
-    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", build / "train_llama3"]
-    subprocess.run(
-        [*command, *flags(data, tmp_path / "a", steps=4, batch_size=2)], check=True, timeout=120, cwd=ROOT
-    )
-    run(build, *flags(data, tmp_path / "b", steps=4, batch_size=2, devices=2))
-    assert numbers(tmp_path / "a") == numbers(tmp_path / "b")
-
-
 @pytest.mark.parametrize("zero", [0, 3])
-def test_a_profile(build, data, gpu, tmp_path, zero):
+def test_a_profile(train, data, gpu, tmp_path, zero):
     """Of rank 0: the collectives of a step, with the bytes that move, and the time that they alone take. A
     GPU computes meanwhile.
     """
-    run(build, *flags(data, tmp_path, steps=4, batch_size=2, devices=2, zero=zero, profile=2))
+    train(*flags(data, tmp_path, steps=4, batch_size=2, devices=2, zero=zero, profile=2))
     values = json.loads((tmp_path / "profile.json").read_text())
     found = {row["operation"]: row for row in values["operations"]}
     reduced, gathered = found["reduce_scatter"], found["all_gather"]
@@ -366,12 +275,7 @@ def start_ranks(build, data, out, awaited: str = "step", **more) -> tuple[subpro
             raise AssertionError(said)
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    ranks = {}
-    for pid in map(int, children):
-        variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
-        ranks[next(int(text[5:]) for text in variables if text.startswith("RANK="))] = pid
-    return process, [ranks[rank] for rank in sorted(ranks)]
+    return process, ranks_of(process)
 
 
 def still_runs(pid: int) -> bool:
@@ -405,7 +309,7 @@ def test_a_signal(build, data, tmp_path, number, to_rank, saves):
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("saves", ["off", "on"])
-def test_a_lost_rank(build, data, gpu, tmp_path, rank, saves):
+def test_a_lost_rank(build, train, data, gpu, tmp_path, rank, saves):
     """The others end with a line that names it, and no process is left; the newest checkpoint resumes."""
     devices = 2 if gpu else 3
     if rank == devices:
@@ -425,7 +329,7 @@ def test_a_lost_rank(build, data, gpu, tmp_path, rank, saves):
     assert not still_run(ranks)
     newest = int(max(tmp_path.glob("step_*")).name[5:])
     again = endless | {"steps": newest + 2, "resume": "auto"}
-    run(build, *flags(data, tmp_path, **again))
+    train(*flags(data, tmp_path, **again))
     assert [e["step"] for e in events(tmp_path, "step")] == list(range(1, newest + 3))
 
 
@@ -456,17 +360,16 @@ int execv(const char* path, char* const* arguments) {
 """
 
 
-def test_a_rank_whose_program_cannot_start(build, data, tmp_path):
+def test_a_rank_whose_program_cannot_start(train, data, tmp_path):
     """The process is there, but execve fails: the only line that names the cause is its own."""
     (tmp_path / "no.c").write_text(NO_SECOND_RANK)
     subprocess.run(
         ["cc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", tmp_path / "no.so", tmp_path / "no.c"], check=True
     )
     options = flags(data, tmp_path / "out", devices=2, collective_timeout=1)
-    done = run(build, *options, code=2, LD_PRELOAD=str(tmp_path / "no.so"))
-    assert done.stderr.startswith(
-        "train_llama3: rank 1: cannot start the program again: Cannot allocate memory\n"
-    )
+    done = train(*options, code=2, env=os.environ | {"LD_PRELOAD": str(tmp_path / "no.so")})
+    expected = "rank 1: cannot start the program again: Cannot allocate memory"
+    assert done.stderr.startswith(f"train_llama3: {expected}\n")
 
 
 @pytest.fixture(scope="module")
@@ -525,13 +428,8 @@ def test_an_own_error_wins(build, data, tmp_path, fault, rank):
             1 - rank: fault(tmp_path / "data", "read", 2, slow),
         }
         ended = as_ranks(command, 2, own)
-        assert ended[rank][0] == 2 and "cannot read: Input/output error" in one_line_of(ended[rank][1])
+        assert ended[rank][0] == 2 and "cannot read: Input/output error" in one_line(ended[rank][1])
         assert slow == "kill" or ended[1 - rank] == (2, "")
-
-
-def one_line_of(said: str) -> str:
-    assert said.count("\n") == 1 and said.startswith("train_llama3: "), said
-    return said
 
 
 @pytest.mark.parametrize(("rank", "call", "number"), [(0, "rename", 1), (1, "open", 3)])
@@ -541,7 +439,7 @@ def test_a_checkpoint_that_one_rank_cannot_write(build, data, tmp_path, fault, r
     command += flags(data, tmp_path / "out", batch_size=2, checkpoint_every=2, zero=3, checkpoint_async="off")
     began = time.monotonic()
     ended = as_ranks(command, 2, {rank: fault(tmp_path / "out", call, number, "28")})
-    assert ended[rank][0] == 2 and "No space left" in one_line_of(ended[rank][1])
+    assert ended[rank][0] == 2 and "No space left" in one_line(ended[rank][1])
     assert ended[1 - rank] == (2, "") and time.monotonic() - began < 20
 
 
@@ -559,18 +457,18 @@ def test_validation_that_one_rank_cannot_read(build, data, tmp_path, zero):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 2 and time.monotonic() - began < 20
     last = events(out, "step")[-1]["step"]
-    assert f"rank 1: {tmp_path / 'val.bin'}: " in one_line_of(said) and f"step_{last:06d}" in said
+    assert f"rank 1: {tmp_path / 'val.bin'}: " in one_line(said) and f"step_{last:06d}" in said
     assert all(0 < e["loss"] < 10 for e in events(out, "val"))
     assert events(out, "checkpoint")[-1]["step"] == last and not still_run(ranks)
 
 
-def test_ranks_share_the_reading_of_a_checkpoint(build, data, tmp_path, fault):
+def test_ranks_share_the_reading_of_a_checkpoint(build, train, data, tmp_path, fault):
     """Damage that one of them finds, all know. The index is loaded by both, and checked by one."""
     out, more = tmp_path / "out", {"batch_size": 2, "zero": 3, "resume": "auto"}
-    run(build, *flags(data, out, devices=2, steps=8, **more | {"resume": "none"}))
+    train(*flags(data, out, devices=2, steps=8, **more | {"resume": "none"}))
     shard = out / "step_000008/model-00002-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"!")
-    run(build, *flags(data, out, devices=2, **more))
+    train(*flags(data, out, devices=2, **more))
     assert (out / "damaged_step_000008").exists() and (out / "step_000008").exists()
     files = [tmp_path / f"counts{rank}" for rank in range(2)]
     index = fault(out / "step_000008/model.safetensors.index.json", "none", 0, "0")
@@ -581,10 +479,10 @@ def test_ranks_share_the_reading_of_a_checkpoint(build, data, tmp_path, fault):
 
 
 @pytest.mark.parametrize("saves", [{}, {"checkpoint_async": "on", "checkpoint_every": 2}])
-def test_a_thread_that_cannot_start(build, data, tmp_path, fault, saves):
+def test_a_thread_that_cannot_start(train, data, tmp_path, fault, saves):
     """One line, and the steps that are finished: 2 of them, where it is the thread that would save them."""
     number = {"OPENBLAS_NUM_THREADS": "1"} | fault(tmp_path, "thread", 2 if saves else 1, "11")
-    done = run(build, *flags(data, tmp_path / "out", **saves), code=2, **number)
+    done = train(*flags(data, tmp_path / "out", **saves), code=2, env=os.environ | number)
     line = one_line(done)
     assert "cannot start a thread: Resource temporarily unavailable" in line
     assert ("step_000002" in line) == bool(saves)
@@ -653,25 +551,21 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input(build, data, tmp_path, case):
+def test_bad_input(train, data, tmp_path, case):
     """One line from one rank."""
     more, expected = BAD[case]
-    assert expected in one_line(run(build, *flags(data, tmp_path / "out", **more), code=2))
+    assert expected in one_line(train(*flags(data, tmp_path / "out", **more), code=2))
     assert not (tmp_path / "out").exists()
 
 
-def test_ranks_that_disagree(build, data, tmp_path):
-    port = free_port()
-    processes = []
-    for rank in range(2):
-        rate = 0.001 * (rank + 1)
-        command = [build / "train_llama3", *flags(data, tmp_path / "out", lr=rate, batch_size=2)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | torchrun_environment(rank, 2, port)
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, **pipes))
-    said = [process.communicate(timeout=60)[1] for process in processes]
-    assert [process.returncode for process in processes] == [2, 2]
-    assert said == ["train_llama3: rank 1: --lr: expected 0.001, as rank 0 has it, found 0.002\n", ""]
+@pytest.mark.parametrize(
+    "name, values", [("--lr", ("0.001", "0.002")), ("--checkpoint-async", ("on", "off"))], ids=str
+)
+def test_ranks_that_disagree(build, data, tmp_path, name, values):
+    line = [build / "train_llama3", *flags(data, tmp_path / "out", batch_size=2)]
+    ended = as_ranks([[*line, name, value] for value in values])
+    said = f"train_llama3: rank 1: {name}: expected {values[0]}, as rank 0 has it, found {values[1]}\n"
+    assert ended == [(2, said), (2, "")]
 
 
 WRONG_VARIABLES = {
@@ -684,42 +578,33 @@ WRONG_VARIABLES = {
 def test_variables_that_are_wrong_for_all(build, case):
     """One line, though the ranks cannot find one another."""
     wrong, expected = WRONG_VARIABLES[case]
-    command = [build / "train_llama3"]
-    done = [
-        subprocess.run(
-            command,
-            env=os.environ | torchrun_environment(rank, 2, 29500) | wrong,
-            capture_output=True,
-            text=True,
-            timeout=20,
-        )
-        for rank in range(2)
-    ]
-    assert expected in one_line(done[0])
-    assert [each.returncode for each in done] == [2, 2] and done[1].stderr == ""
+    (code, said), other = as_ranks([build / "train_llama3"], own=dict.fromkeys(range(2), wrong))
+    assert expected in one_line(said) and (code, other) == (2, (2, ""))
 
 
-def test_an_interface_that_is_not_there(build, data, tmp_path):
+def test_an_interface_that_is_not_there(train, data, tmp_path):
     more = {"devices": 2, "batch_size": 2}
-    done = run(build, *flags(data, tmp_path / "out", **more), code=2, GLOO_SOCKET_IFNAME="none0")
+    done = train(
+        *flags(data, tmp_path / "out", **more), code=2, env=os.environ | {"GLOO_SOCKET_IFNAME": "none0"}
+    )
     assert 'GLOO_SOCKET_IFNAME: expected a network interface of this host, found "none0"' in one_line(done)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_missing_shard(build, data, tmp_path):
-    run(build, *flags(data, tmp_path, devices=2, batch_size=2, steps=4))
+def test_a_missing_shard(train, data, tmp_path):
+    train(*flags(data, tmp_path, devices=2, batch_size=2, steps=4))
     (tmp_path / "step_000004/optimizer-00002-of-00002.safetensors").unlink()
     again = flags(data, tmp_path, devices=2, batch_size=2, resume=tmp_path / "step_000004")
-    line = one_line(run(build, *again, code=2))
+    line = one_line(train(*again, code=2))
     assert "optimizer-00002-of-00002.safetensors" in line
 
 
-def test_the_plan_of_many(build, data, tmp_path):
+def test_the_plan_of_many(train, data, tmp_path):
     """Without any of the devices: less of everything that is shared."""
 
     def planned(**more) -> float:
         more |= {"batch_size": 1, "model": "llama3.2-1b"}
-        out = run(build, *flags(data, tmp_path / "out", **more), "--dry-run").stdout
+        out = train(*flags(data, tmp_path / "out", **more), "--dry-run").stdout
         sizes = re.findall(r"^  (\w.*?) +\d+ +(\d+\.\d)$", out.split("\n  total ")[0], re.MULTILINE)
         return sum(float(size) for name, size in sizes if name != "runtime, other programs")
 
@@ -731,50 +616,39 @@ def test_the_plan_of_many(build, data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_plan_reserves_memory_for_communicators(build, data, tmp_path):
+def test_the_plan_reserves_memory_for_communicators(train, data, tmp_path):
     """One of all ranks, or three with groups: 192 MiB each, beside 512 MiB for the runtime."""
     for devices, group, communicators in ((1, 0, 0), (2, 0, 1), (4, 4, 1), (4, 2, 3)):
         more = {"devices": devices, "shard_group": group, "batch_size": 1}
         plan = [*flags(data, tmp_path / "out", **more), "--dry-run", "--device-memory"]
         reserved = 512 + 192 * communicators
-        assert f"needs {reserved / 1024:.2f} GiB" in one_line(run(build, *plan, f"{reserved}MiB", code=2))
-        run(build, *plan, f"{reserved + 4}MiB")
+        assert f"needs {reserved / 1024:.2f} GiB" in one_line(train(*plan, f"{reserved}MiB", code=2))
+        train(*plan, f"{reserved + 4}MiB")
 
 
 @pytest.mark.parametrize(("zero", "master", "kept"), [(2, "on", True), (3, "off", True), (3, "on", False)])
-def test_shared_weights_beside_a_master_are_not_kept(build, data, tmp_path, zero, master, kept):
+def test_shared_weights_beside_a_master_are_not_kept(train, data, tmp_path, zero, master, kept):
     more = {"devices": 2, "dtype": "bf16", "zero": zero, "master_weights": master}
-    out = run(build, *flags(data, tmp_path / "out", **more), "--dry-run").stdout
+    out = train(*flags(data, tmp_path / "out", **more), "--dry-run").stdout
     assert any(line.startswith("  weights ") for line in out.splitlines()) == kept
 
 
-def test_a_plan_for_another_machine(build, tmp_path):
+def test_a_plan_for_another_machine(train, tmp_path):
     """70B on eight devices: accepted for 192 GiB each; for 139 GiB, with the flags that the refusal names."""
     write_bin(tmp_path / "train.bin", np.zeros(9000, np.uint32), 128256)
-    plan = [
-        "--config",
-        "configs/llama3.1-70b.toml",
-        "--train-data",
-        tmp_path / "train.bin",
-        "--tokenizer",
-        "none",
-    ]
-    plan += [
-        "--val-data",
-        "none",
-        "--out",
-        tmp_path / "out",
-        "--dry-run",
-        "--devices",
-        "8",
-        "--device-memory",
-    ]
-    assert "dry run: the run fits" in run(build, *plan, "192GiB").stdout
-    line = one_line(run(build, *plan, "139GiB", code=2))
+    values = {
+        "config": "configs/llama3.1-70b.toml",
+        "train-data": tmp_path / "train.bin",
+        "tokenizer": "none",
+    }
+    values |= {"val-data": "none", "out": tmp_path / "out", "devices": 8}
+    plan = [*(f"--{name}={value}" for name, value in values.items()), "--dry-run", "--device-memory"]
+    assert "dry run: the run fits" in train(*plan, "192GiB").stdout
+    line = one_line(train(*plan, "139GiB", code=2))
     assert "of 139.00 GiB; it fits with " in line
     more = line.split("; it fits with ")[1].split()
     assert more == ["--optimizer-state", "bf16"]
-    assert "dry run: the run fits" in run(build, *plan, "139GiB", *more).stdout
+    assert "dry run: the run fits" in train(*plan, "139GiB", *more).stdout
     for wrong in ("139", "0GiB", "many GiB", "1e30GiB"):
-        assert "--device-memory: expected a size" in one_line(run(build, *plan, wrong, code=2))
-    assert "--dry-run" in one_line(run(build, "--device-memory", "1GiB", code=2))
+        assert "--device-memory: expected a size" in one_line(train(*plan, wrong, code=2))
+    assert "--dry-run" in one_line(train("--device-memory", "1GiB", code=2))

@@ -9,15 +9,13 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from run import ROOT, T, V, bits, events, flags, one_line
+from run import T, V, bits, end, events, flags, one_line, until
 
 from llamac.data import write_bin
 
@@ -26,41 +24,9 @@ pytestmark = pytest.mark.program
 ENDLESS = {"steps": 1000000, "val_every": 0, "checkpoint_every": 0, "schedule": "constant"}
 
 
-def until(condition: Callable[[], bool], process: subprocess.Popen) -> None:
-    """Waits for what the process does."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert process.poll() is None and time.monotonic() < deadline, "did not happen"
-        time.sleep(0.02)
-
-
 def step_logged(out: Path, step: int = 1) -> Callable[[], bool]:
     log, entry = out / "log.jsonl", re.compile(rf'"event": ?"step".*"step": ?{step},')
     return lambda: log.exists() and entry.search(log.read_text()) is not None
-
-
-@pytest.fixture
-def start(build):
-    """Starts the program; what still runs at the end of the test is killed."""
-    started = []
-
-    def run(*arguments, **keywords) -> subprocess.Popen:
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        keywords = pipes | keywords
-        started.append(subprocess.Popen([build / "train_llama3", *arguments], cwd=ROOT, **keywords))
-        return started[-1]
-
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def end(process: subprocess.Popen, code: int) -> tuple[str, str]:
-    """What the process, which must end with this exit code, has printed."""
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == code, (process.returncode, out[-1000:], err)
-    return out, err
 
 
 def saved_step(out: Path) -> int:
@@ -76,10 +42,12 @@ def test_a_signal_ends_the_run_with_a_checkpoint(start, data, tmp_path, name):
     process = start(*flags(data, tmp_path, **ENDLESS))
     until(step_logged(tmp_path), process)
     process.send_signal(getattr(signal, name))
-    out, err = end(process, 128 + getattr(signal, name))
+    done = end(process, 128 + getattr(signal, name))
     step = saved_step(tmp_path)
-    assert out.splitlines()[-1].startswith(f"interrupted by {name}: model {tmp_path}/step_{step:06d}, log ")
-    assert not err
+    assert done.stdout.splitlines()[-1].startswith(
+        f"interrupted by {name}: model {tmp_path}/step_{step:06d}, log "
+    )
+    assert not done.stderr
 
 
 def test_a_step_that_a_signal_interrupts_is_done_again(start, train, data, tmp_path):
@@ -102,16 +70,18 @@ def test_a_profile_of_a_run_that_a_signal_ends(start, data, tmp_path):
     until(step_logged(tmp_path, 2), process)
     process.send_signal(signal.SIGTERM)
     end(process, 143)
-    profile = json.loads((tmp_path / "profile.json").read_text())
-    assert profile["steps"] == saved_step(tmp_path)
+    assert json.loads((tmp_path / "profile.json").read_text())["steps"] == saved_step(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def long_text(tmp_path_factory) -> Path:
-    """Validation on it takes minutes."""
-    path = tmp_path_factory.mktemp("long") / "val_000.bin"
-    write_bin(path, np.arange(1 << 24, dtype=np.uint32) % V, V)
-    return path
+def test_a_run_without_checkpoints(start, train, data, tmp_path):
+    """Neither at the end nor when interrupted."""
+    last = train(*flags(data, tmp_path / "a", checkpoint_every=-1)).stdout.strip().splitlines()[-1]
+    assert last.startswith("done: no model, log ")
+    process = start(*flags(data, tmp_path / "b", **ENDLESS | {"checkpoint_every": -1}))
+    until(step_logged(tmp_path / "b", 3), process)
+    process.send_signal(signal.SIGINT)
+    end(process, 130)
+    assert not list(tmp_path.glob("*/step_*"))
 
 
 def test_a_signal_inside_a_step(start, data, tmp_path):
@@ -120,13 +90,14 @@ def test_a_signal_inside_a_step(start, data, tmp_path):
     until(lambda: (tmp_path / "log.jsonl").exists(), process)
     time.sleep(0.3)
     process.send_signal(signal.SIGTERM)
-    out, _ = end(process, 143)
-    assert out.splitlines()[-1].startswith("interrupted by SIGTERM: no model, log ")
+    assert end(process, 143).stdout.splitlines()[-1].startswith("interrupted by SIGTERM: no model, log ")
     assert not list(tmp_path.glob("step_*"))
 
 
-def test_a_signal_inside_validation(start, data, long_text, tmp_path):
-    process = start(*flags(data, tmp_path, val_data=long_text, val_steps=1 << 18))
+def test_a_signal_inside_validation(start, data, tmp_path):
+    """Of a quarter of a million batches."""
+    write_bin(tmp_path / "val_000.bin", np.arange(1 << 24, dtype=np.uint32) % V, V)
+    process = start(*flags(data, tmp_path, val_data=tmp_path / "val_000.bin", val_steps=1 << 18))
     until(lambda: (tmp_path / "log.jsonl").exists(), process)
     time.sleep(0.3)
     process.send_signal(signal.SIGTERM)
@@ -204,8 +175,7 @@ def test_a_shard_that_shrinks(start, data, tmp_path):
     process = start(*flags(data, tmp_path / "out", train_data=shard, **ENDLESS))
     until(step_logged(tmp_path / "out", 3), process)
     os.truncate(shard, 1024)
-    result = subprocess.CompletedProcess([], 0, *end(process, 2))
-    line, newest = one_line(result), max((tmp_path / "out").glob("step_*"))
+    line, newest = one_line(end(process, 2)), max((tmp_path / "out").glob("step_*"))
     assert f"{shard}: expected" in line and "found 1024: " in line
     assert line.endswith(f"; the last checkpoint is {newest}") and (newest / "manifest.json").exists()
     assert saved_step(tmp_path / "out") == events(tmp_path / "out", "checkpoint")[-1]["step"]
@@ -217,7 +187,7 @@ def test_a_log_beyond_the_file_size_limit(start, data, tmp_path):
         *flags(data, tmp_path, **ENDLESS, optimizer_state="bf16"),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (230_000, 230_000)),
     )
-    line = one_line(subprocess.CompletedProcess([], 0, *end(process, 2)))
+    line = one_line(end(process, 2))
     newest = max(tmp_path.glob("step_*"))
     assert re.search(f"log.jsonl: cannot write: File too large; the last checkpoint is {newest}$", line), line
     assert (newest / "manifest.json").exists()
@@ -233,7 +203,7 @@ def test_memory_that_runs_out(start, gpu, data, tmp_path):
     pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + (8 << 20)
     resource.prlimit(process.pid, resource.RLIMIT_AS, (limit, limit))
-    line = one_line(subprocess.CompletedProcess([], 0, *end(process, 2)))
+    line = one_line(end(process, 2))
     assert (
         line
         == f"train_llama3: out of memory; the last checkpoint is {tmp_path}/step_{saved_step(tmp_path):06d}"
@@ -244,7 +214,7 @@ def test_the_log_is_removed(start, data, tmp_path):
     process = start(*flags(data, tmp_path, **ENDLESS))
     until(step_logged(tmp_path), process)
     (tmp_path / "log.jsonl").unlink()
-    line = one_line(subprocess.CompletedProcess([], 0, *end(process, 2)))
+    line = one_line(end(process, 2))
     assert f"{tmp_path}/log.jsonl: expected the log of this run, found none: it was removed" in line
     assert line.endswith(f"; the last checkpoint is {max(tmp_path.glob('step_*'))}")
 
@@ -255,16 +225,16 @@ def test_the_watchdog_ends_a_run_without_progress(start, gpu, data, tmp_path):
     """
     seconds, rows = (0.02, 65536) if gpu else (0.2, 4096)
     slow = {"batch_size": rows, "val_data": "", "watchdog": seconds}
-    out, err = end(start(*flags(data, tmp_path, **slow)), 75)
+    done = end(start(*flags(data, tmp_path, **slow)), 75)
     logged = [e["step"] for e in events(tmp_path, "step")]
-    assert logged == [1] or (gpu and logged == [1, 2]), out
-    line, *stack = err.splitlines()
+    assert logged == [1] or (gpu and logged == [1, 2]), done.stdout
+    line, *stack = done.stderr.splitlines()
     limit = re.escape(str(seconds))
     said = rf"train_llama3: step (\d): expected progress within --watchdog {limit} seconds, found none; "
     found = re.match(said, line)
     assert found and 1 <= int(found[1]) - logged[-1] <= (2 if gpu else 1), line
     assert " exit code 75, " in line
-    assert sum("train_llama3" in frame for frame in stack) >= 3, err
+    assert sum("train_llama3" in frame for frame in stack) >= 3, stack
 
 
 def test_the_plot_ends_with_the_program(start, data, tmp_path):
@@ -285,28 +255,9 @@ def test_the_plot_ends_with_the_program(start, data, tmp_path):
         until(lambda: pid_file.exists() and pid_file.read_text().strip().isdigit(), process)
         pid = int(pid_file.read_text())
         process.send_signal(number)
-        out, _ = end(process, code)
-        assert code or "no plot" in out.splitlines()[-1]
+        done = end(process, code)
+        assert code or "no plot" in done.stdout.splitlines()[-1]
         deadline = time.monotonic() + 20
         while not gone(pid):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-
-
-def test_a_shard_that_shrinks_in_python(data, tmp_path):
-    """A line that says so, from the reader that training has."""
-    shutil.copy(data / "train_000.bin", tmp_path / "train.bin")
-    code = f"""
-import os
-from llamac.data import Loader
-loader = Loader({str(tmp_path / "train.bin")!r}, {T}, {V}, 4)
-os.truncate({str(tmp_path / "train.bin")!r}, 1024)
-try:
-    loader.micro_batch(0, 0)
-except ValueError as error:
-    print(error)
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    assert "expected" in result.stdout and "found 1024" in result.stdout

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from hf_dirs import noise
 from run import ROOT, flags
 from tiktoken.load import load_tiktoken_bpe
 
@@ -25,18 +26,6 @@ def trained(tmp_path_factory):
     bpe, path = tokenizer.train_bpe(texts, 2000), tmp_path_factory.mktemp("bpe") / "tokenizer.tiktoken"
     tokenizer.save(path, tokenizer.train(texts, 2000))
     return bpe, tokenizer.load(path)
-
-
-def noise(seed: int, length: int) -> str:
-    """Text out of all of Unicode, with many letters, digits, quotes and white space."""
-    rng = random.Random(seed)
-    plain = "abcXYZ  \t\n\r\n0123456789'sS'll .,;_()[]\u00a0\u2028\u3000\u0085éßñЖ漢🙂\u0301"
-    return "".join(
-        rng.choice(plain)
-        if rng.random() < 0.8
-        else chr(rng.choice([rng.randrange(0xD800), rng.randrange(0xE000, 0x110000)]))
-        for _ in range(length)
-    )
 
 
 def test_equal_to_tokenizers(trained):
@@ -62,9 +51,8 @@ def test_transformers_has_the_same_tokens(request, tmp_path, kind):
             ranks[b"\xff\xff" + len(ranks).to_bytes(4, "big")] = len(ranks)
         ours = tokenizer.Tokenizer(ranks, 0)
     else:
-        ours = (
-            request.getfixturevalue("trained")[1] if kind == "trained" else request.getfixturevalue("llama3")
-        )
+        found = request.getfixturevalue(kind)
+        ours = found[1] if kind == "trained" else found
     tokenizer.export(tmp_path, ours)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -84,24 +72,8 @@ def test_transformers_has_the_same_tokens(request, tmp_path, kind):
 def test_split_pattern():
     """Llama 3's pattern, seen through a vocabulary of bytes and of every substring of a text."""
     text = "It's 12345 o'clock,  don't\n\n  WE'LL!?\n"
-    pieces = [
-        "It",
-        "'s",
-        " ",
-        "123",
-        "45",
-        " o",
-        "'clock",
-        ",",
-        " ",
-        " don",
-        "'t",
-        "\n\n",
-        " ",
-        " WE",
-        "'LL",
-        "!?\n",
-    ]
+    pieces = ["It", "'s", " ", "123", "45", " o", "'clock", ",", " ", " don", "'t", "\n\n", " ", " WE", "'LL",
+              "!?\n"]  # fmt: skip
     assert "".join(pieces) == text
     ranks = dict(BYTES)
     for length in range(2, len(text) + 1):
@@ -151,7 +123,7 @@ def test_rank_file(trained, tmp_path):
     assert tokenizer.load(tmp_path / "crlf.tiktoken").ranks == ours.ranks
 
 
-def test_gpt2_split(tmp_path):
+def test_gpt2_split():
     """50,256 ranks are GPT-2's: its split pattern keeps a blank before a number and all digits together."""
     ranks = dict(BYTES)
     ranks[b" 1"], ranks[b"12"], ranks[b" 12"] = 256, 257, 258
@@ -161,10 +133,8 @@ def test_gpt2_split(tmp_path):
     assert (gpt2.vocab_size, gpt2.bos) == (50257, 50256)
     assert gpt2.encode(" 12") == [258]
     del ranks[max(ranks, key=ranks.get)]
-    assert tokenizer.Tokenizer(ranks, 0).encode(" 12") == [
-        32,
-        257,
-    ]  # Llama 3's pattern: blank and number apart
+    llama3 = tokenizer.Tokenizer(ranks, 0)  # by whose pattern blank and number are apart
+    assert llama3.encode(" 12") == [32, 257]
 
 
 @pytest.fixture(scope="module")
@@ -181,54 +151,34 @@ def llama3(tmp_path_factory) -> tokenizer.Tokenizer:
 def test_llama3_special_tokens(llama3):
     assert llama3.vocab_size == 128256 and len(llama3.special) == 256
     assert sorted(llama3.special.values()) == list(range(128000, 128256))
-    published = {
-        "<|begin_of_text|>": 128000,
-        "<|end_of_text|>": 128001,
-        "<|reserved_special_token_0|>": 128002,
-        "<|reserved_special_token_1|>": 128003,
-        "<|finetune_right_pad_id|>": 128004,
-        "<|reserved_special_token_2|>": 128005,
-        "<|start_header_id|>": 128006,
-        "<|end_header_id|>": 128007,
-        "<|eom_id|>": 128008,
-        "<|eot_id|>": 128009,
-        "<|python_tag|>": 128010,
-        "<|reserved_special_token_3|>": 128011,
-        "<|reserved_special_token_247|>": 128255,
-    }
-    assert published.items() <= llama3.special.items()
+    published = {128000: "begin_of_text", 128001: "end_of_text", 128002: "reserved_special_token_0",
+                 128003: "reserved_special_token_1", 128004: "finetune_right_pad_id",
+                 128005: "reserved_special_token_2", 128006: "start_header_id", 128007: "end_header_id",
+                 128008: "eom_id", 128009: "eot_id", 128010: "python_tag", 128011: "reserved_special_token_3",
+                 128255: "reserved_special_token_247"}  # fmt: skip
+    assert {f"<|{name}|>": id for id, name in published.items()}.items() <= llama3.special.items()
     assert (llama3.bos, llama3.eos) == (128000, 128001)
     assert llama3.encode_documents(["a", ""]).tolist() == [128000, 97, 128001, 128000, 128001]
-    assert (
-        llama3.decode([128000, 72, 105, 128009, 128255])
-        == "<|begin_of_text|>Hi<|eot_id|><|reserved_special_token_247|>"
-    )
+    text = "<|begin_of_text|>Hi<|eot_id|><|reserved_special_token_247|>"
+    assert llama3.decode([128000, 72, 105, 128009, 128255]) == text
     assert llama3.encode("<|eot_id|>") == list(b"<|eot_id|>")
 
 
 def malformed():
     """(name, how it spoils the lines of a good file, what the message says)."""
-    a = base64.b64encode(b"a")
-    yield "empty", lambda lines: [], "expected a rank for every byte, found none for byte 0"
-    yield "byte missing", lambda lines: lines[:255], "expected a rank for every byte, found none for byte 255"
-    yield (
-        "no rank",
-        lambda lines: [*lines[:9], a, *lines[10:]],
-        "line 10: expected a new token in base64 and rank 9",
-    )
-    yield "no base64", lambda lines: [*lines, b"=a 257"], "line 258: expected a new token"
-    yield "base64 cut", lambda lines: [*lines, b"YWJ 257"], "line 258: expected a new token"
-    yield "no token", lambda lines: [*lines, b" 257"], "line 258: expected a new token"
-    yield (
-        "rank skipped",
-        lambda lines: [*lines, b"YWJj 258"],
-        "line 258: expected a new token in base64 and rank 257",
-    )
-    yield "rank twice", lambda lines: [*lines, b"YWJj 256"], "line 258: expected a new token"
-    yield "token twice", lambda lines: [*lines, lines[256][:-3] + b"257"], "line 258: expected a new token"
-    yield "three words", lambda lines: [*lines, b"YWJj 257 1"], "line 258: expected a new token"
-    yield "rank is no number", lambda lines: [*lines, b"YWJj x"], "line 258: expected a new token"
+    a, new = base64.b64encode(b"a"), "line 258: expected a new token"
+    byte = "expected a rank for every byte, found none for byte"
+    rank = "expected a new token in base64 and rank"
+    yield "empty", lambda lines: [], f"{byte} 0"
+    yield "byte missing", lambda lines: lines[:255], f"{byte} 255"
+    yield "no rank", lambda lines: [*lines[:9], a, *lines[10:]], f"line 10: {rank} 9"
+    yield "rank skipped", lambda lines: [*lines, b"YWJj 258"], f"line 258: {rank} 257"
+    yield "token twice", lambda lines: [*lines, lines[256][:-3] + b"257"], new
     yield "other file", lambda lines: [b"\xff\xfe\0\0"], "line 1: expected a new token"
+    for name, last in (("no base64", b"=a 257"), ("base64 cut", b"YWJ 257"), ("no token", b" 257"),
+                       ("rank twice", b"YWJj 256"), ("three words", b"YWJj 257 1"),
+                       ("rank is no number", b"YWJj x")):  # fmt: skip
+        yield name, lambda lines, last=last: [*lines, last], new
 
 
 @pytest.mark.parametrize("spoil, message", [pytest.param(*case[1:], id=case[0]) for case in malformed()])
@@ -253,13 +203,15 @@ def test_find(tmp_path):
     tokenizer.save(tmp_path / "tokenizer.tiktoken", BYTES)
     found = tokenizer.find("auto", [shard])
     assert found.n_ranks == 256
+    ranks = (tmp_path / "tokenizer.model").read_bytes()
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")  # sentencepiece's, which is not read
+    assert tokenizer.find("auto", [shard]).hash == tokenizer.load(tmp_path).hash == found.hash
+    (tmp_path / "tokenizer.model").write_bytes(ranks)
     assert tokenizer.find(str(tmp_path / "tokenizer.model"), [shard]).n_ranks == 257
     write_bin(tmp_path / "train_000.bin", np.zeros(9, np.uint32), 257, found.hash)
     shard = read_bin(tmp_path / "train_000.bin")
     assert tokenizer.find("auto", [shard]).hash == found.hash
-    with pytest.raises(
-        InputError, match=r"tokenizer.model: expected the tokenizer that made .*train_000.bin"
-    ):
+    with pytest.raises(InputError, match=r"tokenizer.model: expected the tokenizer that made .*train_000"):
         tokenizer.find(str(tmp_path / "tokenizer.model"), [shard])
     write_bin(tmp_path / "train_001.bin", np.zeros(9, np.uint32), 257, 1)
     with pytest.raises(InputError, match=r"tokenizer.tiktoken: .* made .*train_001.bin"):

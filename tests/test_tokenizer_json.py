@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from directories import NAMES, sentencepiece
+from hf_dirs import NAMES, noise, sentencepiece
+from run import run_llamac
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from llamac.base.errors import InputError
-from llamac.data import command as tool
 from llamac.data import documents, special_tokens, tokenizer, tokenizer_json, vocabulary
 
 ROOT = Path(__file__).parent.parent
@@ -92,56 +92,25 @@ def directory(request, tmp_path_factory) -> Path:
 
 def chosen() -> list[str]:
     """What tokenizers are known to differ on."""
-    emoji = ["👩‍👩‍👧‍👦", "🏳️‍🌈", "🇩🇪🇫🇷", "👍🏽👍🏿", "🙂🙂🙂 🙂", "☺️☺", "1️⃣#️⃣"]
-    accents = ["e\u0301a\u0308", "café", "cafe\u0301", "ﬁ ﬂ", "Å Å", "ẛ̣", "각 각", "\u017f'\u017f IT'\u017f"]
-    ends = [
-        "a\r\nb\r\n",
-        "\r\n\r\n",
-        "\n\n\n a",
-        "a\rb",
-        " \n \n",
-        "\u2028\u2029\u0085",
-        "\u00a0a\u00a0",
-        "\t\ta",
-    ]
-    zero = ["\0", "a\0b\0\0", "\x01\x02\x7f", "\ufeffa", "\ufffd\ufffe\uffff", "\u200b\u200d", "\U0010ffff"]
-    long = ["a" * 120_000, " " * 120_000 + "x", "é" * 120_000, "ab1 " * 30_000, "🙂" * 30_000, "1" * 120_000]
-    special = [
-        "<|begin|>a<|end|>",
-        "a <s> b</s>",
-        "<tool>x<tool>",
-        " [call]  b",
-        "<|be<|begin|>gin|>",
-        "▁a ▁▁ b",
-    ]
-    plain = [
-        "",
-        " ",
-        "  a  b ",
-        "It's we'LL I'M 'S",
-        "12345 1 23 4567",
-        "x=1;\n/path//to",
-        "<0x41> <0x0A>",
-        "_a__b",
-    ]
-    plain += ["go <plain> on", "<plain> on", "a▁▁▁▁b x y", "▁▁▁▁a    b", "a<0x0A>b", "né é è"]
-    found = [*emoji, *accents, *ends, *zero, *long, *special, *plain]
+    found = ["👩‍👩‍👧‍👦", "🏳️‍🌈", "🇩🇪🇫🇷", "👍🏽👍🏿", "🙂🙂🙂 🙂", "☺️☺", "1️⃣#️⃣"]
+    found += ["e\u0301a\u0308", "café", "cafe\u0301", "ﬁ ﬂ", "Å Å", "ẛ̣", "각 각", "\u017f'\u017f IT'\u017f"]
+    found += ["a\r\nb\r\n", "\r\n\r\n", "\n\n\n a", "a\rb", " \n \n", "\u2028\u2029\u0085"]
+    found += ["\u00a0a\u00a0", "\t\ta", "\0", "a\0b\0\0", "\x01\x02\x7f", "\ufeffa", "\ufffd\ufffe\uffff"]
+    found += ["\u200b\u200d", "\U0010ffff", "ab1 " * 30_000, "🙂" * 30_000, " " * 120_000 + "x"]
+    found += [120_000 * letter for letter in "aé1"]
+    found += ["<|begin|>a<|end|>", "a <s> b</s>", "<tool>x<tool>", " [call]  b", "<|be<|begin|>gin|>",
+              "▁a ▁▁ b"]  # fmt: skip
+    found += ["", " ", "  a  b ", "It's we'LL I'M 'S", "12345 1 23 4567", "x=1;\n/path//to", "<0x41> <0x0A>"]
+    found += ["_a__b", "go <plain> on", "<plain> on", "a▁▁▁▁b x y", "▁▁▁▁a    b", "a<0x0A>b", "né é è"]
     assert len(found) == 56
     return found
 
 
-def noise(seed: int) -> str:
-    """All of Unicode, with many letters, digits, quotes, white space and special tokens."""
-    rng = random.Random(seed)
-    plain = [
-        *"abcXYZ  \t\n\r\n0123456789'sS'll .,;_()[]\u00a0\u2028\u3000\u0085éßñЖ漢🙂\u0301\u0308\0",
-        "\r\n",
-    ]
-    plain += ["<|end|>", "<s>", "<tool>", "[call]", "▁", "<unk>", " the", "import "]
-    other = [lambda: chr(rng.randrange(0xD800)), lambda: chr(rng.randrange(0xE000, 0x110000))]
-    return "".join(
-        rng.choice(plain) if rng.random() < 0.8 else rng.choice(other)() for _ in range(1 + seed * 2)
-    )
+WORDS = ["\r\n", "<|end|>", "<s>", "<tool>", "[call]", "▁", "<unk>", " the", "import "]
+
+
+def noises(count: int) -> list[str]:
+    return [noise(seed, 1 + 2 * seed, WORDS) for seed in range(count)]
 
 
 def test_ids_and_texts_are_those_of_auto_tokenizer(directory):
@@ -152,7 +121,7 @@ def test_ids_and_texts_are_those_of_auto_tokenizer(directory):
     kind = directory.name.rstrip("0123456789")
     assert ours.is_fast == (kind in ("llama", "gpt", "qwen", "ignore_merges"))
     assert ours.vocab_size == len(theirs)
-    for text in [*map(noise, range(300)), *chosen()]:
+    for text in [*noises(300), *chosen()]:
         ids = theirs.encode(text, add_special_tokens=False)
         assert ours.encode(text) == ids, repr(text[:80])
         assert ours.decode(ids) == theirs.decode(ids), repr(text[:80])
@@ -173,8 +142,8 @@ def test_cut_text_keeps_the_ids(directory):
     kind = directory.name.rstrip("0123456789")
     assert ours.cuttable == (kind in ("llama", "gpt", "qwen", "ignore_merges"))
     if ours.cuttable:
-        for seed in range(100):
-            text = noise(seed) + "\nx\n\ny;\nz"
+        for text in noises(100):
+            text += "\nx\n\ny;\nz"
             pieces = list(documents.cut_text(iter([text]), 1))
             assert len(pieces) > 1 and "".join(pieces) == text
             assert [i for ids in ours.encode_arrays(pieces) for i in ids] == ours.encode(text)
@@ -221,13 +190,8 @@ def test_none_is_forced(tmp_path):
 ENTRY = {"content": "<new>", "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 TYPED = {"__type": "AddedToken", "content": "<end>", "rstrip": True}
 LISTED = {"added_tokens_decoder": {"1505": ENTRY, "1500": {"content": "<|begin|>", "rstrip": True}}}
-NAMED = {
-    "bos_token": "<|begin|>",
-    "eos_token": TYPED,
-    "pad_token": "<fill>",
-    "mask_token": "<new>",
-    "sep_token": None,
-}
+NAMED = {"bos_token": "<|begin|>", "eos_token": TYPED, "pad_token": "<fill>", "mask_token": "<new>"}
+NAMED |= {"sep_token": None}
 MORE = {"additional_special_tokens": ["<fill>", TYPED], "unk_token": "<unk>", "image_token": "<image>"}
 MAP = {"eos_token": {"content": "<|end|>", "lstrip": True}, "mask_token": "<mask>", "bos_token": None}
 
@@ -303,7 +267,7 @@ def test_unusual_merges_keep_their_ids(tmp_path, change, ignore):
         config["model"]["ignore_merges"] = ignore
 
     ours = tokenizer.load(small(tmp_path, both))
-    for text in [*map(noise, range(100)), *corpus()]:
+    for text in [*noises(100), *corpus()]:
         assert ours.encode(text) == ours.backend.encode(text, add_special_tokens=False).ids
 
 
@@ -363,9 +327,7 @@ def test_malformed(tmp_path, content, message):
 def test_a_decoder_that_is_neither(tmp_path):
     other = {"type": "WordPiece", "prefix": "##", "cleanup": True}
     ours = tokenizer.load(small(tmp_path, lambda config: config.update(decoder=other)))
-    with pytest.raises(
-        InputError, match="decoder: expected a byte-level or sentencepiece-style one, found WordP"
-    ):
+    with pytest.raises(InputError, match="decoder: expected a byte-level or sentencepiece-style one, found"):
         ours.write_beside_tokens(tmp_path)
 
 
@@ -405,26 +367,11 @@ def test_the_program_decodes_its_samples(build, tmp_path, kind):
     config = json.loads((ROOT / "tests/models/scaled32.json").read_text()) | {"vocab_size": 2048}
     (tmp_path / "model/config.json").write_text(json.dumps(config))
     (tmp_path / "a.txt").write_text("".join(corpus()[:3]))
-    tool.main(
-        [
-            str(word)
-            for word in (tmp_path / "a.txt", "--tokenizer", tmp_path / "model", "--out", tmp_path / "d")
-        ]
-    )
-    command = [
-        build / "train_llama3",
-        "--model",
-        tmp_path / "model",
-        "--train-data",
-        tmp_path / "d/train_*.bin",
-    ]
+    run_llamac("data", tmp_path / "a.txt", "--tokenizer", tmp_path / "model", "--out", tmp_path / "d")
+    command = [build / "train_llama3", "--model", tmp_path / "model"]
     flags = {"steps": 1, "batch-size": 1, "total-batch-size": 16, "seq-len": 16, "sample-every": 1}
-    flags |= {
-        "sample-tokens": 40,
-        "sample-temperature": 3,
-        "checkpoint-every": -1,
-        "sample-prompt-ids": 5,
-    }  # printed as well
+    flags |= {"sample-tokens": 40, "sample-temperature": 3, "checkpoint-every": -1}
+    flags |= {"train-data": tmp_path / "d/train_*.bin", "sample-prompt-ids": 5}  # printed as well
     command += [f"--{name}={value}" for name, value in flags.items()]
     samples = []
     for name in ("auto", "none"):

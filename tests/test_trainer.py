@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from run import MODEL, PRECISIONS, T, V, events, flags, losses, trainer_flags
+from run import MODEL, PRECISIONS, Foreign, T, V, events, flags, losses, trainer_flags
 
 import llamac
 from llamac.base.native import native
@@ -91,29 +91,24 @@ def test_validation_and_samples(train, data, tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16", "bf16-throughout"])
-def test_the_program_goes_on_from_save(train, data, tmp_path, precision):
+def test_each_goes_on_from_the_others_checkpoint(train, data, tmp_path, precision):
+    """The program from Trainer.save(), a trainer from the program's and from another trainer's."""
     extra = PRECISIONS[precision] | {"total_batch_size": ACCUMULATION * 4 * T}
     train(*flags(data, tmp_path / "whole", **extra))
+    whole, last = losses(tmp_path / "whole"), tmp_path / "whole/step_000008"
     trainer = trainer_of(data, tmp_path, **extra)
     first = train_by_hand(trainer, 3)
     trainer.save(tmp_path / "saved")
     train(*flags(data, tmp_path / "rest", **extra), "--resume", tmp_path / "saved")
-    assert first + losses(tmp_path / "rest") == losses(tmp_path / "whole")
-    assert same_files(tmp_path / "rest/step_000008", tmp_path / "whole/step_000008")
-
-
-@pytest.mark.parametrize("precision", ["f32", "bf16", "bf16-throughout"])
-def test_going_on_from_the_programs_checkpoint(train, data, tmp_path, precision):
-    extra = PRECISIONS[precision] | {"total_batch_size": ACCUMULATION * 4 * T}
-    train(*flags(data, tmp_path / "whole", **extra))
+    assert first + losses(tmp_path / "rest") == whole and same_files(tmp_path / "rest/step_000008", last)
     trainer = llamac.Trainer(tmp_path / "whole/step_000004")
     assert trainer.steps_done == 4 and trainer.options.dtype == extra.get("dtype", "f32")
-    assert train_by_hand(trainer, 2) == losses(tmp_path / "whole")[4:6]
-    trainer.save(tmp_path / "saved")
-    again = llamac.Trainer(str(tmp_path / "saved"))
-    assert train_by_hand(again, 2) == losses(tmp_path / "whole")[6:]
+    assert train_by_hand(trainer, 2) == whole[4:6]
+    trainer.save(tmp_path / "again")
+    again = llamac.Trainer(str(tmp_path / "again"))
+    assert train_by_hand(again, 2) == whole[6:]
     again.save(tmp_path / "end")
-    assert same_files(tmp_path / "end", tmp_path / "whole/step_000008")
+    assert same_files(tmp_path / "end", last)
 
 
 def test_a_run_configuration(train, data, tmp_path):
@@ -128,20 +123,6 @@ def test_a_run_configuration(train, data, tmp_path):
 
 
 # What goes in and comes out
-
-
-class Foreign:
-    """An array of a library that only speaks DLPack."""
-
-    def __init__(self, array: np.ndarray):
-        self.array = array
-
-    def __dlpack__(self, stream=None):
-        assert stream is None  # as the protocol wants it of host memory
-        return self.array.__dlpack__()
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
 
 
 def test_batches_of_any_library():
@@ -234,7 +215,7 @@ def test_text_in_and_out(data, tmp_path):
     refused("encode: expected train_data with a tokenizer", small().sample, "text")
 
 
-def test_kernels_are_the_trainers_own():
+def test_kernels_are_the_trainers_own(tmp_path):
     """A run's choice of variants stays in its calls: those of others, and the manifest, do not see it."""
     ours = small(kernel=("rmsnorm_forward=naive", "swiglu_forward=naive"))
     plain = small()
@@ -243,6 +224,10 @@ def test_kernels_are_the_trainers_own():
     x, weight, out, rstd = np.ones((2, 8)), np.ones(8), np.full((2, 8), np.nan), np.full(2, np.nan)
     llamac.run("rmsnorm_forward", [out, rstd], [x, weight], [0.0])  # naive has no f64
     assert np.array_equal(out, x)
+    for trainer, chosen in ((ours, {"rmsnorm_forward": "naive", "swiglu_forward": "naive"}), (plain, {})):
+        trainer.save(tmp_path / str(len(chosen)))
+        manifest = json.loads((tmp_path / str(len(chosen)) / "manifest.json").read_text())
+        assert manifest["kernels"] == chosen
     with pytest.raises(llamac.Error, match="rmsnorm_forward: no variant magic"):
         small(kernel=["rmsnorm_forward=magic"])
 
@@ -256,36 +241,6 @@ def test_other_threads_run_on():
         ticks += 1
         time.sleep(1e-3)
     assert ticks > 5
-
-
-def test_two_trainers_in_two_threads():
-    """Different kernels, side by side: the bits of each are those that it has alone."""
-
-    def train(kernel: tuple[str, ...], found: list) -> list:
-        trainer = small(kernel=kernel)
-        found += [trainer.step(*ids()) for _ in range(4)]
-        found += [value.tobytes() for value in trainer.parameters().values()]
-        return found
-
-    choices = (), ("swiglu_forward=naive", "swiglu_backward=naive", "rmsnorm_forward=naive")
-    alone = [train(kernel, []) for kernel in choices]
-    assert alone[0] != alone[1]
-    together: list[list] = [[], []]
-    threads = [
-        threading.Thread(target=train, args=(kernel, found)) for kernel, found in zip(choices, together)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert together == alone
-
-
-def test_the_manifest_has_the_kernels(tmp_path):
-    for name, kernel in (("a", ["rope_forward=naive"]), ("b", [])):
-        small(kernel=kernel).save(tmp_path / name)
-    found = [json.loads((tmp_path / name / "manifest.json").read_text())["kernels"] for name in "ab"]
-    assert found == [{"rope_forward": "naive"}, {}]
 
 
 # Bad input: llamac.Error, one line

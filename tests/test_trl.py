@@ -2,12 +2,11 @@
 not install it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from directories import TEXT, write_directory
+from hf_dirs import TEXT, write_directory
+from run import events, run_llamac
 
 from llamac import Trainer
 from llamac.training.finetune import Encoder, batch
@@ -15,7 +14,7 @@ from llamac.training.finetune import Encoder, batch
 pytest.importorskip("trl", reason="TRL is not installed: pip install trl")
 
 T = 64
-# As directories.TEMPLATE, with the blocks by which TRL knows answers.
+# As hf_dirs.TEMPLATE, with the blocks by which TRL knows answers.
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{% if message.role == 'assistant' %}"
     "{% generation %}{{ message.content | trim }}<|end|>{% endgeneration %}"
@@ -113,16 +112,13 @@ def test_packed(directory, tmp_path, train, kind):
     loss, norm = of_trl(directory, ROWS[kind], tmp_path / "trl", packing=True)
     data, folder, out = tmp_path / "rows.jsonl", tmp_path / "packed", tmp_path / "out"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS[kind]))
-    words = [sys.executable, "-m", "llamac", "finetune", directory, data, "--prepare", folder]
-    made = subprocess.run([*words, "--seq-len", str(T)], capture_output=True, text=True, timeout=120)
-    assert made.returncode == 0, made.stderr
+    made = run_llamac("finetune", directory, data, "--prepare", folder, "--seq-len", T)
     sequences = int(made.stdout.split("train: ")[1].split()[0])
     assert sequences < len(ROWS[kind])
     flags = ["--model", directory, "--train-data", f"{folder}/train_*.bin", "--val-data", "none"]
     flags += ["--seq-len", str(T), "--batch-size", str(sequences), "--document-mask", "on", "--dtype", "f32"]
     flags += ["--steps", "1", "--sample-every", "0", "--checkpoint-every", "-1", "--out", out]
     train(*flags)
-    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    step = next(event for event in log if event["event"] == "step")
+    (step,) = events(out, "step")
     assert step["loss"] == pytest.approx(loss, rel=1e-5)
     assert step["grad_norm"] == pytest.approx(norm, rel=1e-4)

@@ -117,13 +117,9 @@ def test_results_of_another_machine(command, machine, monkeypatch, capsys):
 
 def test_archive_and_page(command, machine, capsys, monkeypatch):
     table = machine.out / "good/table.md"
+    good = [python(f"open({str(table)!r}, 'w').write('| a table |'); print('x' * 2**20)")]
     stages = {
-        "good": Stage(
-            [
-                python(f"open({str(table)!r}, 'w').write('| a table |'); print('x' * 2**20)"),
-                python("print('7 passed in 1 s')"),
-            ]
-        ),
+        "good": Stage([*good, python("print('7 passed in 1 s')")]),
         "machine": Stage([python(f"print({MACHINE!r}); exit(1)")]),
     }
     command(stages)
@@ -168,13 +164,8 @@ def test_what_a_stage_found(log, found):
 
 def results(device: str, commit: str, **stages: str) -> dict:
     records = [{"stage": name.replace("_", "-"), "status": status} for name, status in stages.items()]
-    return {
-        "devices": [device],
-        "platform": "nvidia",
-        "commit": commit,
-        "date": "2026-11-25",
-        "stages": records,
-    }
+    made = {"devices": [device], "platform": "nvidia", "commit": commit, "date": "2026-11-25"}
+    return made | {"stages": records}
 
 
 def test_the_row_of_a_machine():

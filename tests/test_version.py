@@ -22,13 +22,8 @@ def version() -> str:
 def test_version(build, train):
     lines = train("--version").stdout.splitlines()
     assert lines[0] == f"llamac {version()}"
-    assert [line.split()[0] for line in lines[1:]] == [
-        "commit",
-        "compiler",
-        "platform",
-        "libraries",
-        "engines",
-    ]
+    names = [line.split()[0] for line in lines[1:]]
+    assert names == ["commit", "compiler", "platform", "libraries", "engines"]
     assert all(re.fullmatch(r"\w+ +\S.*", line) for line in lines)
     assert re.search(r"CLI11 \d+\.\d+\.\d+, nlohmann/json \d+\.\d+\.\d+, toml\+\+ .*, xxHash 0\.\d", lines[4])
     engines = ", ".join(("" if has(build, name.upper()) else "no ") + name for name in ("Gloo", "MPI"))
@@ -36,7 +31,7 @@ def test_version(build, train):
     assert (", " in lines[5].removeprefix(f"engines   {engines}")) is for_gpus(build)
 
 
-def test_the_commit_is_the_checkouts(build, train):
+def test_the_commit_is_the_checkouts(train):
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     if head.returncode:
         assert "commit    unknown" in train("--version").stdout
@@ -67,10 +62,8 @@ def test_measured_numbers_name_the_commit(monkeypatch, tmp_path):
 
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "site-packages").mkdir()
-    for folder in (
-        tmp_path,
-        tmp_path / "site-packages",
-    ):  # without a commit, and in another project's checkout
+    # Without a commit, and in another project's checkout.
+    for folder in (tmp_path, tmp_path / "site-packages"):
         monkeypatch.setattr(llamac.base.version, "FOLDER", folder)
         assert commit() == "unknown"
 

@@ -6,7 +6,7 @@ One parameter may hold several weights (fused products), and a process may hold 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,11 +141,9 @@ def load_weights(model: nn.Module, directory: str | Path) -> None:
 
 
 @torch.no_grad()
-def whole_weights(
-    model: nn.Module, dtype: torch.dtype, wanted: Callable[[str], bool] = lambda name: True
-) -> Iterator[tuple[str, Tensor]]:
-    """(name, weight on the host) of every weight that this rank wants, one at a time. All ranks have to read
-    theirs to the end: they gather each weight together.
+def whole_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """(name, weight on the host) of every weight, one at a time. All ranks read to the end: they gather each
+    weight together.
     """
     shapes = dict(model.config.parameters())
     for module in model.modules():  # a forward without a backward leaves its weights gathered
@@ -156,8 +154,7 @@ def whole_weights(
         weight = weight.full_tensor() if is_sharded(weight) else weight
         pieces = weight.split([shapes[name][0] for name in names])
         for name, piece in zip(names, pieces, strict=True):
-            if wanted(name):
-                yield name, piece.cpu()
+            yield name, piece.cpu()
 
 
 def save_model(model: nn.Module, directory: str | Path, dtype: torch.dtype) -> None:

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import report_logs
 import task_rows
-from directories import TEXT, sentencepiece, write_tokenizer
 from fuzz import inputs, twins
+from hf_dirs import TEXT, sentencepiece, write_tokenizer
 
 from llamac.base import limited
 from llamac.base.errors import InputError

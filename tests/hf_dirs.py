@@ -1,12 +1,17 @@
 """Hugging Face directories with random weights, a small tokenizer and a chat template."""
 
 import json
+import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 # What a config.json changes: a window for every other layer, and rotary frequencies stretched by YaRN.
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 3.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 64}
+SMALL = {"model_type": "llama", "vocab_size": 10, "hidden_size": 12, "intermediate_size": 20}
+SMALL |= {"num_hidden_layers": 2, "num_attention_heads": 3}
 WINDOWS = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 7}
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content | trim }}<|end|>"
@@ -53,6 +58,18 @@ def write_tokenizer(folder: Path, template: str = TEMPLATE) -> int:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return made.get_vocab_size()
+
+
+def noise(seed: int, length: int, words: Iterable[str] = ()) -> str:
+    """All of Unicode, with many letters, digits, quotes and white space, and these words."""
+    rng = random.Random(seed)
+    plain = [
+        *"abcXYZ  \t\n\r\n0123456789'sS'll .,;_()[]\u00a0\u2028\u3000\u0085éßñЖ漢🙂\u0301\u0308\0",
+        *words,
+    ]
+    other = [lambda: chr(rng.randrange(0xD800)), lambda: chr(rng.randrange(0xE000, 0x110000))]
+    draw = lambda: rng.choice(plain) if rng.random() < 0.8 else rng.choice(other)()  # noqa: E731
+    return "".join(draw() for _ in range(length))
 
 
 NAMES = ["<unk>", "<s>", "</s>", "<pad>"]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import described
+import op_cases
 import torch
 import torch.nn.functional as F
 
@@ -15,7 +15,7 @@ from llamac.base.tolerance import BACKWARD, FORWARD, violation
 
 DEVICES = ["cpu"] + [device for device in [extension.device()] if device != "cpu"]
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64}
-EPS, SCALE, IGNORED = described.EPS, described.SCALE, reference.IGNORED
+EPS, SCALE, IGNORED = op_cases.EPS, op_cases.SCALE, reference.IGNORED
 
 
 def randn(*shape: int) -> torch.Tensor:
@@ -41,7 +41,7 @@ def angles(like: torch.Tensor) -> torch.Tensor:
 
 
 def rope(x, interleaved=False):
-    return reference.rope(x, described.pair(angles(x)), interleaved)
+    return reference.rope(x, op_cases.pair(angles(x)), interleaved)
 
 
 def cross_entropy(logits, ids, reduction="mean"):
@@ -92,7 +92,7 @@ CASES = {
         lambda x: ops.rope(x, angles(x), interleaved=True), lambda x: rope(x, True), (randn(2, 7, 4, 16),)
     ),
     "repeat_kv": Case(lambda x: ops.repeat_kv(x, 6), lambda x: reference.repeat_kv(x, 6), HEADS[1:2]),
-    "attention": Case(lambda *x: ops.attention(*x, scale=SCALE), described.attention, HEADS),
+    "attention": Case(lambda *x: ops.attention(*x, scale=SCALE), op_cases.attention, HEADS),
     "swiglu": Case(ops.swiglu, reference.swiglu, (randn(2, 5, 62),)),
 } | {
     f"{name}-{reduction}": Case(
