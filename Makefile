@@ -77,8 +77,8 @@ install: setup
 test: train_llama3 native reference
 	cmake --build $(BUILD) --parallel $(JOBS)
 	ctest --test-dir $(BUILD) --parallel $(JOBS) --output-on-failure
-	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests --ignore tests/test_gpu.py -m 'not slow'
-	LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests/test_gpu.py
+	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests --ignore tests/ops/test_gpu.py -m 'not slow'
+	LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests/ops/test_gpu.py
 
 test-all: test warp32 chaos-short levels sanitize race fuzz-smoke targets
 	$(BUILD)/check_operations
@@ -91,7 +91,7 @@ warp32: setup-test
 	cmake -S . -B build/warp32 -DLLAMAC_PLATFORM=cpu -DLLAMAC_WARP=32
 	cmake --build build/warp32 --parallel $(JOBS) --target kernel_checks
 	ctest --test-dir build/warp32 --parallel $(JOBS) --output-on-failure -R 'check_(operations|emulation|tile|quantize)'
-	LLAMAC_BUILD=build/warp32 $(PYTEST) tests/test_platform.py -m program
+	LLAMAC_BUILD=build/warp32 $(PYTEST) tests/ops/test_platform.py -m program
 
 # One after the other: each starts a run per core.
 CHAOS = LLAMAC_BUILD=$(BUILD) $(VENV) tests/chaos
@@ -115,7 +115,7 @@ levels: train_llama3 setup-test
 	@$(SETUP) levels
 	cmake -S . -B build/levels -DLLAMAC_PLATFORM=cpu -DLLAMAC_NATIVE=OFF -DLLAMAC_WERROR=ON
 	cmake --build build/levels --parallel $(JOBS) --target train_llama3 check_operations
-	LLAMAC_BUILD=build/levels $(PYTEST) tests/test_cpu_level.py tests/test_resume.py
+	LLAMAC_BUILD=build/levels $(PYTEST) tests/ops/test_cpu_level.py tests/train/test_resume.py
 
 SANITIZED = tests
 # LLAMAC_NATIVE=OFF: the checkpoint in tests/data resumes to its bits on every CPU.
@@ -130,7 +130,7 @@ race: setup-test
 	cmake -S . -B build/thread$(WARP) -DLLAMAC_PLATFORM=cpu -DLLAMAC_WARP=$(WARP) -DLLAMAC_SANITIZE=thread -DLLAMAC_WERROR=ON
 	cmake --build build/thread$(WARP) --parallel $(JOBS) --target kernel_checks check_threads
 	ctest --test-dir build/thread$(WARP) --parallel $(JOBS) --output-on-failure -R 'check_(operations|emulation|tile|threads)'
-	LLAMAC_BUILD=build/thread$(WARP) $(PYTEST) tests/test_platform.py -m program
+	LLAMAC_BUILD=build/thread$(WARP) $(PYTEST) tests/ops/test_platform.py -m program
 
 FUZZ_SECONDS = 1800
 FUZZ_SEED = 0

@@ -74,7 +74,7 @@ PYTHONPATH=$PWD/build/stub step "llamac._native beside a ROCm PyTorch" native_be
 checks=(check_data check_dtypes check_options)
 step "checks without a device" cmake --build $build --target "${checks[@]}"
 for check in "${checks[@]}"; do step "$check" "$build/$check"; done
-LLAMAC_BUILD=$build step "tests" $python -m pytest -q tests/test_version.py tests/test_rocm.py
+LLAMAC_BUILD=$build step "tests" $python -m pytest -q tests/tools/test_version.py tests/tools/test_rocm.py
 # adamw_quantize with bf16 moments has 3 waves per SIMD with clang 22, and 4 with clang 19 and 21.
 step "registers, gfx942" $python dev/hip/resources.py --min-waves 3 --program train_llama3
 echo "$hip: all is well"

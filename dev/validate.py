@@ -89,7 +89,7 @@ def stages(m: Machine) -> dict[str, Stage]:
     on_device = [m.build / "check_operations", "--where", "device", "--once", "--brief"]
     sanitizer = shutil.which("compute-sanitizer") if m.platform == "nvidia" else None
     # As in the Makefile: side by side, a thread each, but what measures a GPU's memory.
-    tests = [f"tests/test_{name}.py" for name in ("model", "trainer", "ops")]
+    tests = ["tests/model/test_model.py", "tests/train/test_trainer.py", "tests/ops/test_ops.py"]
     workers = min((os.cpu_count() or 1) + 1, 8)
     pytest = ["env", "OMP_NUM_THREADS=1", PYTHON, "-m", "pytest", "-q", "-n", workers, *tests]
     bench = [PYTHON, ROOT / "dev/bench.py", "--build", m.build]
@@ -106,7 +106,7 @@ def stages(m: Machine) -> dict[str, Stage]:
         "machine": Stage([[PYTHON, "-m", "llamac", "doctor", "--preflight"]]),
         "tiles": Stage([[m.build / "check_tile"]], without=tried),
         "kernels": Stage([on_device], without=tried),
-        "tests": Stage([[PYTHON, "-m", "pytest", "-q", "tests/test_gpu.py"], pytest], without=tried),
+        "tests": Stage([[PYTHON, "-m", "pytest", "-q", "tests/ops/test_gpu.py"], pytest], without=tried),
         "memory": Stage(
             [[sanitizer, "--tool", "memcheck", "--error-exitcode", 1, *on_device]],
             without="" if sanitizer else "needs an NVIDIA GPU and compute-sanitizer",
@@ -162,7 +162,7 @@ def devices_stage(m: Machine) -> Stage:
     folders = [m.out / "devices" / name for name in runs]
     commands = [[m.program, *flags, *more, "--out", out] for more, out in zip(runs.values(), folders)]
     ranks = "lost_rank or other_caches or profile"
-    commands += [[PYTHON, "-m", "pytest", "-q", "-rs", "tests/test_several_devices.py", "-k", ranks]]
+    commands += [[PYTHON, "-m", "pytest", "-q", "-rs", "tests/train/test_several_devices.py", "-k", ranks]]
 
     def check() -> tuple[bool, str]:
         found = [compare(folders[0], other) for other in folders[1:]]

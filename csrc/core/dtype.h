@@ -1,6 +1,6 @@
 // Storage types. One table has the properties of each type; no other code lists or tests types. To add a type, add a
 // C++ type that converts to and from float, an enumerator and a row, and name it in the descriptions of operations
-// that support it. llamac/base/dtypes.py holds the names for Python on purpose; tests/test_dtypes.py compares the two,
+// that support it. llamac/base/dtypes.py holds the names for Python on purpose; tests/ops/test_dtypes.py compares the two,
 // and the names with numpy, safetensors and torch.
 #pragma once
 #include <array>

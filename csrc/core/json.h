@@ -1,4 +1,4 @@
-// Written twice on purpose: llamac/base/files.py has the same; tests/test_readers.py::test_c_and_python_agree.
+// Written twice on purpose: llamac/base/files.py has the same; tests/data/test_readers.py::test_c_and_python_agree.
 //
 // JSON from files, and text from files in error messages.
 #pragma once

@@ -1,4 +1,4 @@
-// Written twice on purpose: llamac/base/tolerance.py has the same rule; tests/test_tolerance.py::test_both_languages.
+// Written twice on purpose: llamac/base/tolerance.py has the same rule; tests/ops/test_tolerance.py::test_both_languages.
 //
 // How far a result may be from float64's: at most a factor of a baseline's error, by L2 norm and by largest element. Never
 // required is less than two units in the last place: of the largest value for an element, of every value for the norm.

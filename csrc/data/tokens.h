@@ -1,4 +1,4 @@
-// Written twice on purpose: llamac/data/tokens.py has the same; tests/test_agreement.py::test_order_of_the_data.
+// Written twice on purpose: llamac/data/tokens.py has the same; tests/model/test_agreement.py::test_order_of_the_data.
 //
 // Token files (llm.c's .bin) and the order in which training visits them.
 //

@@ -7,7 +7,7 @@
 // one after the other: transposed may be columns of a wider matrix.
 //
 // The variants are those of quantize, whose tiles they fill; naive runs one operation after the other. The bits are those of the
-// two operations (tests/check_quantize.cpp). Measured in training: docs/fp8.md.
+// two operations (tests/ops/check_quantize.cpp). Measured in training: docs/fp8.md.
 #include "ops/adamw_update.h"
 #include "ops/quantize.h"
 

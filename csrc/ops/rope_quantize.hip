@@ -3,7 +3,7 @@
 //   rope_backward_quantize:  quantize of dout, whose first `rotated` heads rope_backward (half split) has turned
 //
 // The turned gradient is rounded to the storage type, but never stored. The codes have the bits of the two operations one after
-// the other (tests/check_quantize.cpp).
+// the other (tests/ops/check_quantize.cpp).
 //
 // The variants are those of quantize, whose tiles they fill. vectorized: a thread also reads the other channels of its pairs,
 // which belong to a thread of the same block if a head is no wider than a tile. Measured in training: docs/fp8.md.

@@ -4,7 +4,7 @@
 //   swiglu_backward_quantize:  quantize of swiglu_backward's dgate_up: dgate and dup side by side have one scale
 //
 // The results are rounded to the storage type, but never stored. The codes have the bits of the two operations one after the
-// other (tests/check_quantize.cpp).
+// other (tests/ops/check_quantize.cpp).
 //
 // The variants are those of quantize, whose tiles they fill. vectorized: the backward makes a tile of dgate and one of dup at
 // once; the codes of dup wait in registers for the place in LDS. Measured in training: docs/fp8.md.

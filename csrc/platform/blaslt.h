@@ -1,5 +1,5 @@
 // The vendor's matrix products with hipBLASLt's names; on NVIDIA, these are names for cuBLASLt. Only if the build
-// found the library (LLAMAC_BLASLT). In a CPU build, tests/check_gemm.cpp alone has it, a stand-in for hipBLASLt.
+// found the library (LLAMAC_BLASLT). In a CPU build, tests/ops/check_gemm.cpp alone has it, a stand-in for hipBLASLt.
 #pragma once
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-// Written twice on purpose: llamac/training/schedule.py has the same rule; tests/test_agreement.py::test_learning_rate.
+// Written twice on purpose: llamac/training/schedule.py has the same rule; tests/model/test_agreement.py::test_learning_rate.
 //
 // The learning rate of each step: linear warm-up, then one of four shapes.
 #pragma once

@@ -1,5 +1,5 @@
 """Storage types with llamac's names. csrc/core/dtype.h holds the same table on purpose, for the compiled
-program; tests/test_dtypes.py compares the two, and both with numpy, safetensors and torch.
+program; tests/ops/test_dtypes.py compares the two, and both with numpy, safetensors and torch.
 """
 
 from dataclasses import dataclass

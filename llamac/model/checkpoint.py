@@ -1,7 +1,7 @@
 """`llamac checkpoint list OUT` and `... verify OUT|DIR` list checkpoints and verify their files.
 
 They need no GPU and no PyTorch, and write nothing. The rule is that of the C program
-(open_checkpoint in csrc/checkpoint/checkpoint.cpp); tests/test_output.py compares them.
+(open_checkpoint in csrc/checkpoint/checkpoint.cpp); tests/train/test_output.py compares them.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-// Every reader of a file from elsewhere, as a function of bytes: what libFuzzer (harness.cpp) and tests/read_inputs.cpp call.
+// Every reader of a file from elsewhere, as a function of bytes: what libFuzzer (harness.cpp) and tests/data/read_inputs.cpp call.
 #pragma once
 #include <functional>
 #include <span>

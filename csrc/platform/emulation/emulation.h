@@ -12,7 +12,7 @@
 // - ThreadSanitizer, to which fibers are threads, sees what two threads of a grid access, at least one of
 //   them writing, with no barrier between: a missing __syncthreads, a shuffle taken for one, two blocks that
 //   write the same element.
-// tests/emulation_faults.cpp has a kernel for each.
+// tests/ops/emulation_faults.cpp has a kernel for each.
 #pragma once
 #include <chrono>
 #include <cmath>

@@ -69,8 +69,8 @@ def build(folder: Path, program: bool = False) -> None:
     run(clang, "-shared", *host, "-O1", HERE / "fake_hip.cpp", f"-Wl,-soname,{runtime.name}", "-o", runtime)
     sources: list[tuple[list[str], Path, str]] = [
         (host, HERE / "bridge.cpp", ""),
-        (host, ROOT / "tests/check_operations.cpp", "check_operations_main"),
-        (device, ROOT / "tests/check_tile.cpp", "check_tile_main"),
+        (host, ROOT / "tests/ops/check_operations.cpp", "check_operations_main"),
+        (device, ROOT / "tests/ops/check_tile.cpp", "check_tile_main"),
     ]
     if program:
         sources.append((host, ROOT / "csrc/program/main.cpp", "train_llama3_main"))

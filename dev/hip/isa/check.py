@@ -1,7 +1,7 @@
 """Executes the gfx942 code of every optimized kernel on an emulated MI300X and compares with float64.
 
 No GPU is needed. The AMD build's own launchers start the kernels. The cases are those of
-tests/check_operations.cpp: shapes and values by the operation's description, guards, the reference in float64
+check_operations.cpp: shapes and values by the operation's description, guards, the reference in float64
 and its tolerance (operation_check.h). Launches are noted first. A case runs if it launches a kernel that
 fewer than --cases cases have run, and once for each combination of flags, absent operands and strides. It
 runs with the waves of a block in order, in reverse and interleaved at random. README.md says what is needed
@@ -97,7 +97,7 @@ def never_ran(device) -> list[str]:
     from device import kernel_name
 
     # A kernel is named after its operations and variant: matmul_tiled_kernel. The other code objects are
-    # those of tests/check_tile.cpp. `naive` needs no case here.
+    # those of tests/ops/check_tile.cpp. `naive` needs no case here.
     words = tuple({operation.split("_")[0] for operation in device.operations})
     # Without code: of a form that the chip does not multiply.
     loaded = {k.name for module in device.modules for k in module.kernels.values() if not k.is_empty}

@@ -1,6 +1,6 @@
 """Runs one of the project's programs on the emulated MI300X.
 
-program.py check_tile               tests/check_tile.cpp; check_operations takes flags
+program.py check_tile               tests/ops/check_tile.cpp; check_operations takes flags
 program.py train_llama3 --out DIR   trains a tiny model for a few steps, after `check.py --program`
 
 Further flags go to the program. Those of train_llama3 are printed: a CPU build takes the same, for
