@@ -15,11 +15,8 @@ LAYERS = ["platform", "core", "ops", "model", "data", "run", "checkpoint", "trai
 def wrong_includes(folder: str, text: str) -> list[str]:
     """What a source in this folder of the repository includes and may not."""
     layer = folder.split("/")[1] if folder.startswith("csrc/") else None
-    allowed = (
-        LAYERS[: LAYERS.index(layer) + 1]
-        if layer
-        else LAYERS + (["dev"] if folder.startswith("tests") else [])
-    )
+    others = LAYERS + ["dev"] * folder.startswith("tests")
+    allowed = LAYERS[: LAYERS.index(layer) + 1] if layer else others
     names = re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE)
     return [name for name in names if "/" in name and name.split("/")[0] not in allowed]
 

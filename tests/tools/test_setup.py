@@ -280,7 +280,10 @@ def test_kernels_beside_rocms_torch(tmp_path):
 @pytest.mark.parametrize(
     "said, reason",
     [
-        ("Found HIP installation: /opt/rocm-6.4.3, version 6.4.43484", "is of ROCm 6 and PyTorch of 7.0"),
+        (
+            "Found HIP installation: /opt/rocm-6.4.3, version 6.4.43484",
+            "is of ROCm 6 and PyTorch of 7.0.51831",
+        ),
         ("InstalledDir: /usr/bin", "names no ROCm"),
     ],
 )
