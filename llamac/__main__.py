@@ -17,6 +17,9 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("FLAGS", "training.program", "trains a model with the program train_llama3"),
     "data": Command("INPUT --out DIR", "data.command", "writes token files from text, JSON lines or Parquet"),
+    "model": Command(
+        "--depth L --tokenizer DATA --out DIR", "model.make", "writes the config.json of a new model"
+    ),
     "finetune": Command("DIR DATA --out OUT", "training.finetune", "trains a model on the answers of chats"),
     "generate": Command(
         "DIR --prompt TEXT", "inference.generate", "generates text with a model; --chat for a conversation"

@@ -164,7 +164,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     if (o.sample_every > 0)
         sample_prompt(*this);  // refuses a token that the model lacks before the first step
     if (data.train)
-        for (const std::string& line : run_warnings(o, config, *data.train, tokens_per_step() / o.seq_len))
+        for (const std::string& line : run_warnings(o, config, data, tokens_per_step() / o.seq_len))
             warn(line);
     warn(without_gemm_library());
     if (!o.graphs && !replays)

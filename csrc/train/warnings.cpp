@@ -1,13 +1,34 @@
 #include "train/warnings.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 namespace llamac {
+namespace {
 
-std::vector<std::string> run_warnings(const Options& o, const Config& config, const Loader& data,
-                                      int64_t sequences) {
+// Generation begins and ends with the ids of config.json, documents of the data with those of its tokenizer.
+std::vector<std::string> special_token_warnings(const Config& config, const Tokenizer& tokenizer) {
+    const int64_t begin = tokenizer.marks.begin, end = tokenizer.marks.end >= 0 ? tokenizer.marks.end : begin;
     std::vector<std::string> lines;
+    const auto differs = [&](const char* field, const std::string& found, int64_t expected) {
+        lines.push_back(std::string("config.json: ") + field + ": expected " + std::to_string(expected) +
+                        ", which the documents of the data have (" + tokenizer.path + "), found " + found);
+    };
+    if (begin >= 0 && config.bos != begin)
+        differs("bos_token_id", config.bos < 0 ? "none" : std::to_string(config.bos), begin);
+    if (end >= 0 && std::find(config.eos.begin(), config.eos.end(), end) == config.eos.end())
+        differs("eos_token_id", config.eos.empty() ? "none" : nlohmann::json(config.eos).dump(), end);
+    return lines;
+}
+
+}  // namespace
+
+std::vector<std::string> run_warnings(const Options& o, const Config& config, const RunData& run_data,
+                                      int64_t sequences) {
+    const Loader& data = *run_data.train;
+    std::vector<std::string> lines;
+    if (run_data.tokenizer) lines = special_token_warnings(config, *run_data.tokenizer);
     const TokenShard& shard = data.shards[0];
     const std::string tokens = std::to_string(shard.vocab_size), model = std::to_string(config.V);
     if (shard.vocab_size && shard.vocab_size != config.V)

@@ -3,14 +3,12 @@
 #include <string>
 #include <vector>
 
-#include "data/tokens.h"
-#include "model/config.h"
-#include "run/options.h"
+#include "train/run_data.h"
 
 namespace llamac {
 
-// data: the training data. sequences: per optimizer step, over all devices.
-std::vector<std::string> run_warnings(const Options& options, const Config& config, const Loader& data,
+// data: with training data. sequences: per optimizer step, over all devices.
+std::vector<std::string> run_warnings(const Options& options, const Config& config, const RunData& data,
                                       int64_t sequences);
 
 }  // namespace llamac

@@ -268,7 +268,12 @@ def load_config(model: str | Path) -> Config:
             expected = f"expected a directory with config.json or a preset ({names})"
             raise InputError(f"model {model}: {expected}{how_to_fetch(str(model))}")
         path = presets()[str(model)]
-    return _Reader(str(path), read_json(path, {})).config()
+    return read_config(read_json(path, {}), str(path))
+
+
+def read_config(values: dict, where: str) -> Config:
+    """Configuration of a config.json's fields; `where` names them in errors. Raises InputError."""
+    return _Reader(where, values).config()
 
 
 @dataclass(frozen=True)
