@@ -33,7 +33,9 @@ COMMANDS = {
         "FLAGS", "eval.harness", "runs lm-evaluation-harness, which then has the model llamac"
     ),
     "export": Command(
-        "gguf DIR FILE", "inference.export", "exports a model for llama.cpp and related programs"
+        "gguf|hf DIR FILE|OUT",
+        "inference.export",
+        "exports a model for llama.cpp, or for Hugging Face with a model card",
     ),
     "checkpoint": Command(
         "list OUT",

@@ -1,4 +1,4 @@
-"""`llamac export gguf DIR FILE.gguf` writes a model for llama.cpp.
+"""`llamac export gguf DIR FILE.gguf` writes a model for llama.cpp; `llamac export hf DIR OUT`: export_hf.py.
 
 DIR is a checkpoint, or any Hugging Face directory of a Llama, with its tokenizer: byte-level BPE, or
 sentencepiece's BPE, as Llama 2 has it. Needs the packages gguf and torch.
@@ -18,6 +18,7 @@ from llamac.base.errors import InputError
 from llamac.data import chat, tokenizer
 from llamac.data.bpe import GPT2_SPLIT, LLAMA3_SPLIT
 from llamac.data.tokenizer_json import QWEN2_SPLIT, JsonTokenizer, split_pattern
+from llamac.inference.export_hf import write_hf
 from llamac.model.config import Config, RopeScaling, rope_frequencies, yarn_attention
 
 # llama.cpp's names of the patterns by which texts are split.
@@ -217,15 +218,23 @@ def _add_tensors(writer: Any, types: Any, c: Config, folder: Path, dtype: str) -
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="llamac export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Export a model for other programs. DIR: a checkpoint or another Hugging Face directory.",
     )
-    parser.add_argument("format", choices=["gguf"])
-    parser.add_argument("directory", metavar="DIR", help="config.json, weights, tokenizer")
-    parser.add_argument("file", metavar="FILE", help="file to write")
-    parser.add_argument(
+    formats = parser.add_subparsers(dest="format", required=True, metavar="gguf|hf")
+    gguf = formats.add_parser("gguf", help="write FILE for llama.cpp")
+    gguf.add_argument("directory", metavar="DIR", help="config.json, weights, tokenizer")
+    gguf.add_argument("file", metavar="FILE", help="file to write")
+    gguf.add_argument(
         "--dtype", default="auto", choices=["auto", "f32", "f16", "bf16"], help="type of the matrices"
     )
+    folder = formats.add_parser("hf", help="copy the model without its training state, with a model card")
+    folder.add_argument("directory", metavar="DIR", help="config.json, weights, tokenizer")
+    folder.add_argument("file", metavar="OUT", help="new folder")
     args = parser.parse_args()
-    write_gguf(args.directory, args.file, args.dtype)
-    print(f"{args.file}: {os.path.getsize(args.file) / 2**20:.1f} MiB")
+    if args.format == "hf":
+        write_hf(args.directory, args.file)
+        size = sum(path.stat().st_size for path in Path(args.file).iterdir())
+    else:
+        write_gguf(args.directory, args.file, args.dtype)
+        size = os.path.getsize(args.file)
+    print(f"{args.file}: {size / 2**20:.1f} MiB")

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 from hf_dirs import SPECIAL, TEMPLATE, TEXT, WINDOWS, sentencepiece, write_directory, write_weights
+from run import events, flags
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from llamac import Error
 from llamac.data import tokenizer
-from llamac.inference import export
+from llamac.inference import export, export_hf
 from llamac.model.config import load_config
 
 gguf = pytest.importorskip("gguf")
@@ -253,3 +254,48 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(Error, match=r"tokenizer\.json: expected a byte-level .* or sentencepiece's BPE"):
         export.write_gguf(bare, tmp_path / "x.gguf")
     assert not list(tmp_path.glob("x.gguf*"))
+
+
+@pytest.mark.program
+def test_the_model_alone_with_a_card(tmp_path, train, data):
+    """transformers opens it; a damaged checkpoint, or an output that exists, is refused."""
+    transformers = pytest.importorskip("transformers")
+    train(*flags(data, tmp_path / "out", val_every=4))
+    step = tmp_path / "out/step_000008"
+    export_hf.write_hf(step, tmp_path / "hub/my-model")
+    names = {path.name for path in (tmp_path / "hub/my-model").iterdir()}
+    assert names == {path.name for path in step.iterdir()} - {"manifest.json", "optimizer.safetensors"} | {
+        "README.md"
+    }
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hub/my-model")
+    text = (tmp_path / "hub/my-model/README.md").read_text()
+    loss = next(event for event in events(tmp_path / "out", "val") if event["step"] == 8)["loss"]
+    for row in (
+        f"| parameters | {sum(x.numel() for x in model.parameters()):,} |",
+        "| optimizer steps | 8 |",
+        f"| validation loss | {loss:.4f} nats per token |",
+    ):
+        assert row in text
+    with pytest.raises(Error, match="my-model: exists"):
+        export_hf.write_hf(step, tmp_path / "hub/my-model")
+    with open(step / "model.safetensors", "r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"x")
+    with pytest.raises(Error, match=r"expected a complete checkpoint, model\.safetensors: expected the XXH3"):
+        export_hf.write_hf(step, tmp_path / "other")
+    assert not list(tmp_path.glob("other*"))
+
+
+def test_a_folder_of_shards(tmp_path):
+    directory = write_directory(tmp_path / "model")
+    weights = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    save_file(weights, directory / "a.safetensors")
+    index = {"weight_map": dict.fromkeys(weights, "a.safetensors")}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    export_hf.write_hf(directory, tmp_path / "out")
+    assert (tmp_path / "out/a.safetensors").exists() and (tmp_path / "out/tokenizer.json").exists()
+    index["weight_map"]["lm_head.weight"] = "../a.safetensors"
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(Error, match="expected names of files beside it"):
+        export_hf.write_hf(directory, tmp_path / "again")

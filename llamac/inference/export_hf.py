@@ -1,0 +1,113 @@
+"""`llamac export hf DIR OUT` copies a checkpoint's model, without its training state, and writes a card."""
+
+import os
+import shutil
+from pathlib import Path
+
+from llamac.base.errors import InputError
+from llamac.base.files import read_json
+from llamac.base.log import read_log
+from llamac.data.tokenizer_json import SETTINGS
+from llamac.model import checkpoint
+from llamac.model.config import WEIGHTS, Config, find_weights, load_config
+
+OTHERS = ("generation_config.json", "tokenizer.json", "tokenizer.model", *SETTINGS)
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Names of the safetensors files of a directory, and of their index. Raises InputError."""
+    name = find_weights(folder)
+    if name not in WEIGHTS:
+        raise InputError(f"{folder}: expected {' or '.join(WEIGHTS)}, found {name or 'no weights'}")
+    if name == WEIGHTS[0]:
+        return [name]
+    shards = set(read_json(folder / name, {"weight_map": {str: str}})["weight_map"].values())
+    for shard in sorted(shards):
+        if Path(shard).name != shard or not (folder / shard).is_file():
+            raise InputError(f"{folder / name}: expected names of files beside it, found {shard}")
+    return [name, *sorted(shards)]
+
+
+def state(folder: Path) -> dict:
+    """The manifest of a checkpoint whose files are complete; {} for another directory. Raises InputError."""
+    if not (folder / checkpoint.MANIFEST).exists():
+        return {}
+    found = checkpoint.check(folder)
+    if found.problem:
+        raise InputError(f"{folder}: expected a complete checkpoint, {found.problem}")
+    return read_json(folder / checkpoint.MANIFEST, {})
+
+
+def validation_loss(folder: Path, step: int) -> float | None:
+    """The last one up to a step of the run that has the checkpoint's folder, by its log."""
+    log = folder.resolve().parent / "log.jsonl"
+    events = read_log(log) if log.is_file() else []
+    losses = [event["loss"] for event in events if event.get("event") == "val" and event["step"] <= step]
+    return losses[-1] if losses else None
+
+
+def card(config: Config, name: str, manifest: dict, loss: float | None) -> str:
+    """The README.md of the model: the facts that its files and its run's log state."""
+    rows = {
+        "parameters": f"{config.num_parameters():,}",
+        "layers": config.num_hidden_layers,
+        "channels": config.hidden_size,
+        "heads (queries / keys and values)": f"{config.num_attention_heads} / {config.num_key_value_heads}",
+        "vocabulary": f"{config.vocab_size:,}",
+        "context": f"{config.max_position_embeddings:,} tokens",
+    }
+    if manifest:
+        step, tokens = manifest["step"], manifest["step"] * manifest["total_batch_size"]
+        rows |= {"optimizer steps": f"{step:,}", "training tokens": f"{tokens:,}"}
+        rows |= {"sequence length": f"{manifest['seq_len']:,} tokens"}
+        if manifest["config"]["init"] == "load":
+            rows |= {"initial weights": Path(manifest["config"]["model"]).name}
+    if loss is not None:
+        rows["validation loss"] = f"{loss:.4f} nats per token"
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [llamac]
+---
+
+# {name}
+
+A {config.model_type.capitalize()} model{", trained with llamac" if manifest else ""}.
+
+| | |
+|---|---|
+{table}
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model, tokenizer = AutoModelForCausalLM.from_pretrained("{name}"), AutoTokenizer.from_pretrained("{name}")
+print(tokenizer.decode(model.generate(**tokenizer("Once", return_tensors="pt"), max_new_tokens=50)[0]))
+```
+
+To add before publishing: the license, the training data and its license, intended uses and limitations.
+"""
+
+
+def write_hf(directory: str | Path, out: str | Path) -> None:
+    """Copy config, weights and tokenizer of a checkpoint or another Hugging Face directory into a new folder,
+    and write README.md; the folder gets its name when it is whole. Raises InputError."""
+    folder, out = Path(directory), Path(out)
+    if not folder.is_dir():
+        raise InputError(f"{directory}: expected a directory with config.json and weights")
+    if out.exists():
+        raise InputError(f"{out}: exists; expected the name of a new folder")
+    config, manifest = load_config(folder), state(folder)
+    names = ["config.json", *weight_files(folder), *(name for name in OTHERS if (folder / name).is_file())]
+    loss = validation_loss(folder, manifest["step"]) if manifest else None
+    temporary = out.with_name(out.name + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        for name in dict.fromkeys(names):
+            shutil.copyfile(folder / name, temporary / name)
+        (temporary / "README.md").write_text(card(config, out.name, manifest, loss))
+        os.replace(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
