@@ -24,6 +24,7 @@ COMMANDS = {
     "generate": Command(
         "DIR --prompt TEXT", "inference.generate", "generates text with a model; --chat for a conversation"
     ),
+    "serve": Command("DIR", "serve.command", "answers OpenAI's API and a chat page over HTTP"),
     "eval": Command(
         "DIR --tasks LIST",
         "eval.command",

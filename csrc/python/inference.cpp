@@ -42,17 +42,23 @@ std::unique_ptr<LockedInference> make_inference(const std::string& model, const 
     return std::make_unique<LockedInference>(options);
 }
 
-// made(prompt, token) -> whether the sequence continues; None: no callback.
+using SamplingFields =
+    std::tuple<double, int64_t, double, uint64_t, uint32_t>;  // temperature, top_k, top_p, seed, step
+
+// samplings: of each prompt. made(prompt, token) -> whether the sequence continues; None: no callback.
 Prompts generate_for_python(LockedInference& of, const Prompts& prompts, int64_t count,
-                            const std::vector<int32_t>& stops, double temperature, int64_t top_k,
-                            double top_p, uint64_t seed, uint32_t first, const py::object& made) {
+                            const std::vector<int32_t>& stops, const std::vector<SamplingFields>& samplings,
+                            const py::object& made) {
+    std::vector<Sampling> choices;
+    for (const auto& [temperature, top_k, top_p, seed, step] : samplings)
+        choices.push_back({temperature, top_k, seed, step, top_p});
     const auto tell = [&](size_t prompt, int32_t token) {
         const py::gil_scoped_acquire python;
         if (PyErr_CheckSignals() != 0) throw py::error_already_set();
         return made.is_none() || py::cast<bool>(made(prompt, token));
     };
     const InferenceCall call(of);
-    return generate_all(of.model, prompts, {count, stops}, {temperature, top_k, seed, first, top_p}, tell);
+    return generate_all(of.model, prompts, {count, stops}, choices, tell);
 }
 
 py::array_t<float> next_logits_of(LockedInference& of, const std::vector<int32_t>& tokens, size_t prompt) {

@@ -20,7 +20,7 @@ struct Batch {
     Model& model;
     const std::vector<std::vector<int32_t>>& prompts;
     const Ending& ending;
-    const Sampling& sampling;
+    std::span<const Sampling> samplings;  // of all prompts
     const std::function<bool(size_t prompt, int32_t token)>& made;
     std::vector<std::vector<int32_t>>& results;
     size_t first, count;
@@ -30,8 +30,7 @@ struct Batch {
 
     void add(size_t b, std::span<const float> logits) {
         if (ended[b]) return;
-        Sampling s = sampling;
-        s.step += static_cast<uint32_t>(first + b);
+        const Sampling& s = samplings[first + b];
         const auto made_so_far = static_cast<int64_t>(results[first + b].size());
         add(b, choice.pick(logits, s, random_place(s, made_so_far)));
     }
@@ -57,7 +56,9 @@ struct Batch {
             prefill(model, static_cast<int64_t>(b), prompts[first + b], logits);
             add(b, logits);
         }
-        if (sampling.temperature == 0) return take_argmax();
+        const auto own = samplings.subspan(first, count);
+        if (std::all_of(own.begin(), own.end(), [](const Sampling& s) { return s.temperature == 0; }))
+            return take_argmax();
         const auto V = static_cast<size_t>(model.config.V);
         while (goes_on()) {
             decode(model, last, logits);
@@ -162,9 +163,9 @@ std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt, int64_t
 }
 
 std::vector<std::vector<int32_t>> generate_all(
-    Model& model, const std::vector<std::vector<int32_t>>& prompts, const Ending& ending, Sampling sampling,
-    const std::function<bool(size_t prompt, int32_t token)>& made) {
-    CHECK(model.cache && ending.count > 0);
+    Model& model, const std::vector<std::vector<int32_t>>& prompts, const Ending& ending,
+    std::span<const Sampling> samplings, const std::function<bool(size_t prompt, int32_t token)>& made) {
+    CHECK(model.cache && ending.count > 0 && samplings.size() == prompts.size());
     const CacheSize size = model.cache->size;
     for (size_t p = 0; p < prompts.size(); p++) {
         const auto length = static_cast<int64_t>(prompts[p].size());
@@ -178,7 +179,7 @@ std::vector<std::vector<int32_t>> generate_all(
     TokenChoice choice;
     const auto most = static_cast<size_t>(size.sequences);
     for (size_t first = 0; first < prompts.size(); first += most)
-        Batch{model, prompts, ending, sampling, made, results, first, std::min(most, prompts.size() - first),
+        Batch{model, prompts, ending, samplings, made, results, first, std::min(most, prompts.size() - first),
               choice}
             .run();
     return results;

@@ -1,6 +1,7 @@
 // Text from a model, one token after another, with the keys and values of earlier tokens in the model's cache.
 #pragma once
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "model/model.h"
@@ -36,11 +37,11 @@ struct Ending {
     int64_t count;                    // tokens at most
     std::vector<int32_t> stops = {};  // a sequence ends with the first of these, which belongs to it
 };
-// Continues all prompts, in batches as large as the cache allows. Prompt i samples with sampling.step + i, so its text does
-// not depend on the others, except for rounding. made: called with each token; if it returns false, the sequence ends.
+// Continues all prompts, in batches as large as the cache allows. samplings: one per prompt, so a prompt's text does not
+// depend on the others, except for rounding. made: called with each token; if it returns false, the sequence ends.
 // Throws Error for a prompt that is empty, or longer with `count` tokens than the cache.
 std::vector<std::vector<int32_t>> generate_all(
-    Model& model, const std::vector<std::vector<int32_t>>& prompts, const Ending& ending, Sampling sampling,
-    const std::function<bool(size_t prompt, int32_t token)>& made = {});
+    Model& model, const std::vector<std::vector<int32_t>>& prompts, const Ending& ending,
+    std::span<const Sampling> samplings, const std::function<bool(size_t prompt, int32_t token)>& made = {});
 
 }  // namespace llamac

@@ -93,6 +93,14 @@ class TextModel:
         end = own.bos if own.eos is None else own.eos
         return [*found, *([end] if end is not None and end not in found else [])]
 
+    @cached_property
+    def has_chat_template(self) -> bool:
+        """Whether the directory says how a conversation is written."""
+        try:
+            return bool(chat.load(self.directory))
+        except InputError:
+            return False
+
     def encode(self, text: str, bos: bool = True) -> list[int]:
         """Ids of a prompt. bos: with what the tokenizer sets before a text, and the token that begins a
         document, where the tokenizer has one and has not set it."""
@@ -153,21 +161,27 @@ class Inference(TextModel):
         self,
         prompts: Sequence[Sequence[int]],
         count: int = 256,
-        sampling: Sampling | None = None,
+        sampling: Sampling | Sequence[Sampling] | None = None,
         stops: Sequence[int] | None = None,
         made: Callable[[int, int], bool] | None = None,
         first: int = 0,
     ) -> list[list[int]]:
         """Ids that follow each prompt, of ids: up to `count`, or to the first of `stops` (None: the
         directory's), which belongs to them. made: called with a prompt's number and each of its tokens as
-        soon as it is there; False ends that prompt's answer. first: the number of the first prompt, by which
-        it draws random numbers."""
+        soon as it is there; False ends that prompt's answer. sampling: of all prompts, or one per prompt.
+        first: the number of the first prompt, by which prompts of one sampling draw random numbers."""
         if count < 1:
             raise InputError(f"count: expected a number from 1 on, found {count}")
-        s = sampling or Sampling()
         lists = [self._ids(prompt, f"prompt {i + 1}").tolist() for i, prompt in enumerate(prompts)]
         ends = self.stops if stops is None else list(stops)
-        return self._native.generate(lists, count, ends, s.temperature, s.top_k, s.top_p, s.seed, first, made)
+        if isinstance(sampling, Sampling) or sampling is None:
+            choices = [(sampling or Sampling(), first + i) for i in range(len(lists))]
+        else:
+            choices = [(s, 0) for s in sampling]
+        if len(choices) != len(lists):
+            raise InputError(f"sampling: expected one per prompt, {len(lists)}, found {len(choices)}")
+        rows = [(s.temperature, s.top_k, s.top_p, s.seed, step) for s, step in choices]
+        return self._native.generate(lists, count, ends, rows, made)
 
     def next_logits(self, tokens: Sequence[int], prompt: int) -> np.ndarray:
         """f32 [len(tokens) - prompt + 1, V]: logits of the token behind the first `prompt` tokens, and behind

@@ -88,26 +88,41 @@ TEST(check_memory_of_inference) {
     check(!model.model.activations.dqkv.data, "no gradients");
 }
 
+using Prompts = std::vector<std::vector<int32_t>>;
+
+// All prompts with one sampling; each draws numbers of its own.
+Prompts continue_alike(Model& model, const Prompts& prompts, const Ending& ending, const Sampling& sampling,
+                       const std::function<bool(size_t, int32_t)>& made = {}) {
+    std::vector<Sampling> samplings(prompts.size(), sampling);
+    for (size_t p = 0; p < prompts.size(); p++) samplings[p].step += static_cast<uint32_t>(p);
+    return generate_all(model, prompts, ending, samplings, made);
+}
+
 // A prompt longer than a pass, several of different lengths at once, and the kernels that a device would take.
 TEST(check_batches) {
     const std::vector<std::vector<int32_t>> prompts = {walk(5, 1), walk(33, 3), walk(16, 5), walk(1, 7),
                                                        walk(17, 9)};
     const Sampling sampling{0.9, 40, 11, 0, 0.95};
     Inference one(inference(1)), three(inference(3));
-    const auto alone = generate_all(one.model, prompts, {20}, sampling);
-    check(alone == generate_all(three.model, prompts, {20}, sampling), "the same in batches");
+    const auto alone = continue_alike(one.model, prompts, {20}, sampling);
+    check(alone == continue_alike(three.model, prompts, {20}, sampling), "the same in batches");
     for (size_t p = 0; p < prompts.size(); p++) {
         Sampling own = sampling;
         own.step = static_cast<uint32_t>(p);
-        check(generate_all(one.model, {prompts[p]}, {20}, own)[0] == alone[p], "and each by itself");
+        check(continue_alike(one.model, {prompts[p]}, {20}, own)[0] == alone[p], "and each by itself");
         check(alone[p].size() == 20, "as many as were wanted");
     }
+    const std::vector<Sampling> several = {{0}, {1.2, 5, 3}, sampling, {0}, {0.7, 0, 9, 4, 0.5}};
+    const Prompts mixed = generate_all(three.model, prompts, {20}, several);
+    for (size_t p = 0; p < prompts.size(); p++)
+        check(mixed[p] == continue_alike(one.model, {prompts[p]}, {20}, several[p])[0],
+              "samplings of their own");
     if (one.model.context.backend == Backend::device) return;
     InferenceOptions kernels = inference(3);
     kernels.kernels = all_kernels();
     Inference emulated(kernels);
-    check(generate_all(emulated.model, prompts, {3}, {0, 0, 0}) ==
-          generate_all(three.model, prompts, {3}, {0, 0, 0}));
+    check(continue_alike(emulated.model, prompts, {3}, {0, 0, 0}) ==
+          continue_alike(three.model, prompts, {3}, {0, 0, 0}));
 }
 
 // Greedy: the tokens that the device finds and reads by itself are those that the host picks among all logits; replayed or
@@ -116,11 +131,11 @@ TEST(check_likeliest) {
     const std::vector<std::vector<int32_t>> prompts = {walk(5, 1), walk(33, 3), walk(16, 5), walk(1, 7)};
     Inference replayed(inference(3)), launched(inference(3));
     launched.model.hook = [](const std::string&, const Tensor&) {};
-    const auto found = generate_all(replayed.model, prompts, {20}, {0});
-    check(found == generate_all(replayed.model, prompts, {20}, {1, 1}), "the host's choice");
-    check(found == generate_all(launched.model, prompts, {20}, {0}), "launched, without a graph");
+    const auto found = continue_alike(replayed.model, prompts, {20}, {0});
+    check(found == continue_alike(replayed.model, prompts, {20}, {1, 1}), "the host's choice");
+    check(found == continue_alike(launched.model, prompts, {20}, {0}), "launched, without a graph");
     check(replayed.model.cache->replay.graph && !launched.model.cache->replay.graph, "one is replayed");
-    check(found == generate_all(replayed.model, prompts, {20}, {0}));
+    check(found == continue_alike(replayed.model, prompts, {20}, {0}));
 
     Model& m = launched.model;
     const auto length = static_cast<int64_t>(prompts[0].size());
@@ -142,22 +157,22 @@ TEST(check_endings) {
     Inference model(inference(2));
     const std::vector<std::vector<int32_t>> prompts = {walk(3, 1), walk(9, 3)};
     const Sampling greedy{0};
-    const auto whole = generate_all(model.model, prompts, {12}, greedy);
+    const auto whole = continue_alike(model.model, prompts, {12}, greedy);
     const int32_t stop = whole[0][4];
     const auto at = std::find(whole[0].begin(), whole[0].end(), stop) - whole[0].begin() + 1;
-    const auto stopped = generate_all(model.model, prompts, {12, {stop}}, greedy);
+    const auto stopped = continue_alike(model.model, prompts, {12, {stop}}, greedy);
     check(stopped[0] == std::vector(whole[0].begin(), whole[0].begin() + at));
     std::vector<std::vector<int32_t>> told(2);
-    const auto cut = generate_all(model.model, prompts, {12}, greedy, [&](size_t p, int32_t token) {
+    const auto cut = continue_alike(model.model, prompts, {12}, greedy, [&](size_t p, int32_t token) {
         told[p].push_back(token);
         return p == 0 || told[p].size() < 2;
     });
     check(told == cut && cut[0] == whole[0] && cut[1].size() == 2, "told of each, ended by who is told");
-    check(generate_all(model.model, {walk(40, 1)}, {25}, greedy)[0].size() == 25, "to the cache's end");
+    check(continue_alike(model.model, {walk(40, 1)}, {25}, greedy)[0].size() == 25, "to the cache's end");
     refused("a prompt beyond the cache", {"prompt 2", "room for 26", "context of 64", "40 tokens"},
-            [&] { generate_all(model.model, {walk(1, 1), walk(40, 1)}, {26}, greedy); });
+            [&] { continue_alike(model.model, {walk(1, 1), walk(40, 1)}, {26}, greedy); });
     refused("an empty prompt", {"prompt 1", "at least one token"},
-            [&] { generate_all(model.model, {{}}, {2}, greedy); });
+            [&] { continue_alike(model.model, {{}}, {2}, greedy); });
     refused("a context beyond the model's", {"at most 64", "found 65"},
             [] { Inference wrong(inference(1, 65)); });
 }
@@ -171,7 +186,7 @@ TEST(check_allocations) {
             counts.push_back(large_allocations);
             return true;
         };
-        generate_all(model.model, {walk(4, 1), walk(6, 3)}, {30}, {0.8, 0, 1, 0, 0.9}, count);
+        continue_alike(model.model, {walk(4, 1), walk(6, 3)}, {30}, {0.8, 0, 1, 0, 0.9}, count);
         check(counts.size() == 60 && counts[4] == counts.back(), "no memory per token");
         check(counts[0] > 0, "what is allocated before is counted");
     }
@@ -229,7 +244,7 @@ TEST(check_scores) {
     Inference greedy(inference(1));
     std::vector<float> losses(64), again(64);
     const auto likeliest = std::make_unique<bool[]>(64);
-    targets[5] = generate_all(greedy.model, {{tokens.begin(), tokens.begin() + 6}}, {1}, {0})[0][0];
+    targets[5] = continue_alike(greedy.model, {{tokens.begin(), tokens.begin() + 6}}, {1}, {0})[0][0];
     targets[63] = -100;
     model.score(tokens.data(), targets.data(), 4, 16, losses, {likeliest.get(), 64});
     model.score(tokens.data(), targets.data(), 4, 16, again, {});

@@ -1,0 +1,1 @@
+"""`llamac serve DIR`: an OpenAI-compatible endpoint and a chat page."""
