@@ -92,8 +92,6 @@ def stages(m: Machine) -> dict[str, Stage]:
     tests = ["tests/model/test_model.py", "tests/train/test_trainer.py", "tests/ops/test_ops.py"]
     workers = min((os.cpu_count() or 1) + 1, 8)
     pytest = ["env", "OMP_NUM_THREADS=1", PYTHON, "-m", "pytest", "-q", "-n", workers, *tests]
-    bench = [PYTHON, ROOT / "dev/bench.py", "--build", m.build]
-    some = ["--operation", "rmsnorm"] if m.quick else []
     # The kernels for GPUs that matter are those of bf16.
     short = [m.program, "--sample-every", 0, *(["--dtype", "bf16"] if gpu else [])]
     profiled = m.out / "profile/run"
@@ -120,8 +118,12 @@ def stages(m: Machine) -> dict[str, Stage]:
         ),
     }
     preset = "8b" if gpu and not m.quick else "tiny"
+    programs = sorted(path.stem for path in (ROOT / "dev/hip").glob("*.cpp") if path.stem != "benchmark")
+    some = ["rmsnorm_forward"] if m.quick else programs
+    found["microbenchmarks"] = Stage([[m.build / program, "--preset", preset] for program in some])
     name = f"operations-{preset}"
-    found[name] = Stage([[*bench, *some, "--preset", preset, "--out", m.out / name / "bench.json"]])
+    bench = [PYTHON, "-m", "llamac", "bench", "--preset", preset, "--out", m.out / name]
+    found[name] = Stage([[*bench, *(["--operation", "rmsnorm"] if m.quick else [])]])
     if not gpu:
         found["train"] = training_stage(m, "train", "cpu", "--steps", 5 if m.quick else 35, "--warm-up", 5)
     for workload in ("1b-b8-t2048", "8b-b1-t8192") if gpu else ():

@@ -15,7 +15,6 @@ from llamac.bench.functions import (
     FUNCTIONS,
     Function,
     arguments_of,
-    case_of,
     output_gradients,
     outputs_of,
     sizes,
@@ -63,7 +62,7 @@ def host_medians_us(calls: Mapping[str, Call], device: str, rounds: int = ROUNDS
 
 def measure(name: str, dtype: str, device: str, rounds: int = ROUNDS) -> list[dict]:
     """A row for llamac and for eager: microseconds by kind of call, "forward us"."""
-    function, case = FUNCTIONS[name], case_of(name, sizes("tiny", 1, 8), dtype, device)
+    function, case = FUNCTIONS[name], Case(sizes("tiny", 1, 8), dtype, device)
     formulas = {"llamac": function.ours, "eager": function.torch}
     rows: dict[str, dict[str, Any]] = {
         baseline: {"operation": name, "dtype": dtype, "baseline": baseline} for baseline in formulas

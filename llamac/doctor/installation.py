@@ -356,8 +356,9 @@ def check_product(torch: ModuleType, device: str | int) -> Iterator[Line]:
 def check_functions(device: str) -> Iterator[Line]:
     """Every function of llamac.ops within the tolerance (llamac/base/tolerance.py), and its time."""
     try:
-        from llamac.bench.functions import FUNCTIONS, call_of, case_of, differences, sizes
+        from llamac.bench.functions import FUNCTIONS, call_of, differences, sizes
         from llamac.bench.timing import medians_ms
+        from llamac.bench.torch_operations import Case
     except Exception as error:
         yield failed("llamac.ops", one_line(error), "a module that loads", REINSTALL)
         return
@@ -368,7 +369,7 @@ def check_functions(device: str) -> Iterator[Line]:
             continue
         for dtype in ("f32", "bf16"):
             what = f"llamac.ops.{name} {dtype}"
-            case = case_of(name, size, dtype, device)
+            case = Case(size, dtype, device)
             advice = f"rebuild ({REINSTALL}); if it fails again, report this line"
             try:
                 wrong = differences(function, case)
