@@ -5,8 +5,8 @@
     dev/chart.py ops      FILE --to PNG   how many times as fast as PyTorch llamac.ops is
 
 FILE is a page of docs/benchmarks, of which the first table with the picture's columns is drawn, or, of
-training, the JSON that dev/bench_train.py wrote. `llamac bench` draws its own results. Every number comes from FILE, and so do the device, the date and the commit in the title. What FILE
-has no number for has no bar.
+training, the JSON that dev/bench_train.py wrote. `llamac bench` draws its own results. Every number comes
+from FILE, and so do the device, the date and the commit in the title. What FILE has no number for has no bar.
 
 Exit code: 2 for a file that cannot be drawn.
 """
