@@ -28,7 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from llamac.base.version import provenance
 from llamac.bench import harness
-from llamac.doctor.installation import ENGINES
+from llamac.doctor.installation import ENGINES, driver_platform
 from llamac.report.plot import read_log
 from llamac.report.validation import FORMAT
 
@@ -224,11 +224,6 @@ def try_stage(name: str, stage: Stage, m: Machine, seconds: float) -> dict:
     return record | {"status": status, "reason": reason, "seconds": round(time.monotonic() - begin, 1)}
 
 
-def found_platform() -> str:
-    done = subprocess.run([ROOT / "dev/platform.sh"], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
 def found_gpus() -> list[str]:
     code = "import torch\nfor i in range(torch.cuda.device_count()): print(torch.cuda.get_device_name(i))"
     return subprocess.run([PYTHON, "-c", code], capture_output=True, text=True).stdout.splitlines()
@@ -278,7 +273,7 @@ def main(arguments: list[str] | None = None) -> int:
     o = parser.parse_args(arguments)
     if not (o.build / "train_llama3").is_file():
         parser.error(f"--build {o.build}: expected train_llama3 in it, found none: make validate builds it")
-    on = found_platform()
+    on = driver_platform()
     m = Machine(on, o.build.resolve(), o.out.resolve(), [] if on == "cpu" else found_gpus(), o.quick)
     found = stages(m)
     if unknown := [name for name in o.stage if name not in found]:
