@@ -19,7 +19,7 @@
 #   make rocm           makes a Debian with a real ROCm (as root, 3 GB) and tries a user's commands there, without a GPU; ARCHS, ROCM
 #   make isa            runs the gfx942 code of every optimized kernel on an emulated MI300X (TINYGRAD: dev/hip/isa/README.md)
 #   make validate       checks llamac's claims on this machine and packs the results into one file; QUICK=1: only what `make test` omits
-#   make bench          compares every kernel with PyTorch eager and torch.compile on this machine's GPU, in one table
+#   make bench          times every kernel beside the device's copy, then llamac.ops beside PyTorch eager and torch.compile
 #   make bench-train    compares training with PyTorch eager and torch.compile on this machine's GPU, in one table
 #   make bench-cpu      compares tokens/s and peak memory with PyTorch, for the same model and batch, two threads
 #   make reference      makes the reference tensors with which the C code is compared
@@ -179,9 +179,11 @@ validate: train_llama3 native
 	cmake --build $(BUILD) --parallel $(JOBS) --target benchmarks
 	$(VENV) dev/validate.py --build $(BUILD) $(if $(QUICK),--quick) $(STAGES)
 
-bench: train_llama3 setup-test
+MICROBENCHMARKS = $(patsubst dev/hip/%.cpp,$(BUILD)/%,$(filter-out dev/hip/benchmark.cpp,$(wildcard dev/hip/*.cpp)))
+bench: train_llama3 native
 	cmake --build $(BUILD) --parallel $(JOBS) --target benchmarks
-	$(VENV) dev/bench.py --build $(BUILD)
+	for program in $(MICROBENCHMARKS); do $$program || exit 1; done
+	$(VENV) -m llamac bench --out $(BUILD)/bench
 
 bench-train: train_llama3 setup-test
 	$(VENV) dev/bench_train.py --build $(BUILD)

@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import tempfile
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -28,9 +29,9 @@ TWO, ONE, MAPPED = "llamac.data, 2 workers", "llamac.data, 1 worker", "datasets.
 MAP = """
 import sys
 import datasets, transformers
-rows, directory, out = sys.argv[1:]
+rows, file, out = sys.argv[1:]
 datasets.disable_caching()
-tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=file)
 data = datasets.load_dataset("json", data_files=rows, split="train", cache_dir=out)
 encode = lambda batch: tokenizer(batch["text"], add_special_tokens=False)
 data = data.map(encode, batched=True, batch_size=1000, num_proc=2, remove_columns=["text"])
@@ -53,32 +54,12 @@ def words(seed: int) -> list[str]:
 def write_rows(path: Path, megabytes: int) -> None:
     rng = random.Random(0)
     found = words(1)
-    weights = [1 / (rank + 20) for rank in range(len(found))]
-    total, sums = 0.0, []
-    for weight in weights:
-        sums.append(total := total + weight)
+    sums = list(accumulate(1 / (rank + 20) for rank in range(len(found))))
     with open(path, "w", encoding="utf-8") as file:
         while file.tell() < megabytes * 10**6:
             for _ in range(200):
                 chosen = rng.choices(found, cum_weights=sums, k=rng.randrange(50, 800))
                 file.write(json.dumps({"text": " ".join(chosen)}, ensure_ascii=False) + "\n")
-
-
-def train(path: Path, directory: Path, size: int) -> int:
-    """A byte-level BPE with Llama 3's split pattern, as a directory of transformers; its number of tokens."""
-    from tokenizers import decoders
-
-    from llamac.data import tokenizer
-
-    with open(path, encoding="utf-8") as file:
-        made = tokenizer.train_bpe((json.loads(line)["text"] for line in file), size - 1)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(["<|endoftext|>"])
-    directory.mkdir(exist_ok=True)
-    made.save(str(directory / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>"}
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|endoftext|>"}))
-    return made.get_vocab_size()
 
 
 def memory(pid: int) -> int:
@@ -91,8 +72,11 @@ def memory(pid: int) -> int:
     return (int(found[1]) if found else 0) + sum(memory(int(child)) for child in children)
 
 
-def run(command: list[object], folder: Path) -> tuple[float, int]:
-    """(wall time of the command, the largest memory in MiB of all its processes together)."""
+def run(command: list[object], folder: Path, to: Path | None = None) -> tuple[float, int]:
+    """(wall time of the command, the largest memory in MiB of all its processes together).
+
+    to: where its result is kept.
+    """
     most = 0
 
     def watch(pid: int) -> None:
@@ -100,7 +84,7 @@ def run(command: list[object], folder: Path) -> tuple[float, int]:
         most = max(most, memory(pid))
 
     with tempfile.TemporaryDirectory(dir=folder) as out:
-        finished = harness.execute([*command, f"{out}/made"], folder=ROOT, watch=watch)
+        finished = harness.execute([*command, to or f"{out}/made"], folder=ROOT, watch=watch)
     if finished.failure:
         raise InputError(f"{finished.failure}\n{finished.text[-2000:]}")
     return finished.seconds, most >> 10
@@ -115,16 +99,17 @@ def main() -> None:
     a = parser.parse_args()
     folder = a.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    rows, directory = folder / f"{a.megabytes}.jsonl", folder / f"tokenizer_{a.megabytes}_{a.vocab_size}"
+    rows, trained = folder / f"{a.megabytes}.jsonl", folder / f"tokenizer_{a.megabytes}_{a.vocab_size}"
     if not rows.exists():
         write_rows(rows, a.megabytes)
-    if not (directory / "tokenizer_config.json").exists():
-        print(f"tokenizer of {train(rows, directory, a.vocab_size):,} tokens", flush=True)
-    ours = [sys.executable, "-m", "llamac", "data", str(rows), "--tokenizer", str(directory), "--workers"]
+    data, tokenizer = [sys.executable, "-m", "llamac", "data", rows], trained / "tokenizer.json"
+    if not tokenizer.exists():
+        run([*data, "--vocab-size", a.vocab_size, "--out"], folder, trained)
+    ours = [*data, "--tokenizer", tokenizer, "--workers"]
     commands = {
         TWO: [*ours, "2", "--out"],
         ONE: [*ours, "1", "--out"],
-        MAPPED: [sys.executable, "-c", MAP, str(rows), str(directory)],
+        MAPPED: [sys.executable, "-c", MAP, rows, tokenizer],
     }
     ways = {name: partial(run, command, folder) for name, command in commands.items()}
     runs = harness.take_turns(ways, a.rounds)

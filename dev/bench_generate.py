@@ -2,18 +2,16 @@
 """Generation on this machine's device, beside transformers with the same weights and type; rounds are
 interleaved, medians are printed. By hand: it takes minutes.
 
-Decoding: tokens per second of one sequence, greedy, after a prompt of one token. On the host, beside llamac
-by whole passes. On a GPU, beside transformers' generate with a static cache and torch.compile, and the limit:
-the bytes of the weights, each read once per token, at the rate of the best copy in this run. There also: a
-prompt read at once beside a pass that validates as many tokens, and scores of HellaSwag-sized endings beside
-the validation of full batches.
+Decoding: tokens per second of one sequence, greedy, after a prompt of one token, beside transformers'
+generate; on a GPU with a static cache and torch.compile, and beside the limit: the bytes of the weights, each
+read once per token, at the rate of the best copy in this run. There also: a prompt read at once, and scores
+of HellaSwag-sized endings.
 
     dev/bench_generate.py out/step_000600 --tokens 1023
     dev/bench_generate.py --preset llama3.2-1b --dtype bf16       # random weights
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -27,25 +25,25 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-import llamac
+from llamac.base.dtypes import torch_dtypes
 from llamac.base.native import native
 from llamac.base.version import provenance, provenance_text
 from llamac.bench import harness
 from llamac.eval.likelihood import Scorer
 from llamac.inference.model import Inference, Sampling
+from llamac.model.config import load_config
+from llamac.profile.peak import copy_gbps
 
-ROOT = Path(__file__).resolve().parents[1]
-TORCH = {"f32": torch.float32, "bf16": torch.bfloat16}
-BATCH = 4096  # tokens of a pass that scores or validates
+TORCH = torch_dtypes("f32", "bf16")
+BATCH = 4096  # tokens of a prompt, and of a pass that scores
 QUESTIONS, ENDINGS = 200, 4
 
 
 def write_preset(name: str, directory: str, dtype: str) -> str:
     """A model of this preset with random weights."""
-    config = json.loads((ROOT / "configs/models" / f"{name}.json").read_text())
     torch.manual_seed(1)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = LlamaForCausalLM(LlamaConfig(**config)).to(TORCH[dtype])
+        model = LlamaForCausalLM(LlamaConfig(**load_config(name).to_dict("float32"))).to(TORCH[dtype])
     model.save_pretrained(directory)
     return directory
 
@@ -56,14 +54,6 @@ def seconds_of(work: Callable[[], object]) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - begin
-
-
-def copy_rate(rounds: int) -> float:
-    """Bytes read and written per second by the best copy of 2 GiB on the device."""
-    source = torch.randn(2**29, device="cuda")
-    to = torch.empty_like(source)
-    to.copy_(source)
-    return max(2 * source.nbytes / seconds_of(lambda: to.copy_(source)) for _ in range(5 * rounds))
 
 
 def compare(ways: dict[str, tuple[float, Callable]], rounds: int, limit: float | None = None) -> None:
@@ -97,24 +87,16 @@ def decoding(args: argparse.Namespace, on_gpu: bool) -> None:
         )
         made["transformers"] = ids[0, 1:].tolist()
 
-    def with_whole_passes() -> None:
-        made["whole passes"] = whole.sample(args.tokens, 0.0, 0, prompt)
-
     ways = {"llamac": (args.tokens, with_llamac)}
-    if not on_gpu:
-        # A trainer without samples has no cache: each token is a pass over all before it.
-        flags = {"seq_len": args.tokens + 1, "batch_size": 1, "sample_every": 0}
-        whole = llamac.Trainer("tiny", model=args.directory, **flags)
-        ways["llamac, whole passes"] = (args.tokens, with_whole_passes)
     if not args.alone:
         name = "transformers, static cache, torch.compile" if on_gpu else "transformers"
         ways[name] = (args.tokens, with_transformers)
     limit = None
     if on_gpu:
         size = sum(p.nbytes for p in theirs.parameters())
-        rate = copy_rate(args.rounds)
-        limit = rate / size
-        print(f"limit: {size / 1e9:.3f} GB at {rate / 1e12:.2f} TB/s, {limit:.0f} tokens/s", flush=True)
+        rate = copy_gbps("cuda") or 0.0
+        limit = 1e9 * rate / size
+        print(f"limit: {size / 1e9:.3f} GB at {rate:.0f} GB/s, {limit:.0f} tokens/s", flush=True)
     compare(ways, args.rounds, limit)
     different = next((i for i, ids in enumerate(zip(*made.values())) if len(set(ids)) > 1), None)
     print("greedy ids:", "equal" if different is None else f"DIFFERENT from token {different} on", flush=True)
@@ -122,23 +104,10 @@ def decoding(args: argparse.Namespace, on_gpu: bool) -> None:
 
 def prompts_and_scores(args: argparse.Namespace) -> None:
     random = np.random.default_rng(1)
-    trainer = llamac.Trainer(
-        model=args.directory,
-        train_data="",
-        val_data="",
-        tokenizer="none",
-        seq_len=BATCH,
-        batch_size=1,
-        dtype=args.dtype,
-        optimizer_state=args.dtype,
-        sample_every=0,
-        eval_every=0,
-    )
     reader = Inference(args.directory, dtype=args.dtype, context=BATCH + 1)
     scorer = Scorer(args.directory, dtype=args.dtype, context=256, batch_tokens=BATCH)
     V = reader.config.vocab_size
-    ids = random.integers(0, V, BATCH + 1).astype(np.int32)
-    rows = random.integers(0, V, (8, BATCH + 1)).astype(np.int32)
+    ids = random.integers(0, V, BATCH).tolist()
     pairs = []
     for _ in range(QUESTIONS):
         context = random.integers(0, V, random.integers(40, 110)).tolist()
@@ -148,11 +117,7 @@ def prompts_and_scores(args: argparse.Namespace) -> None:
     unpadded = sum(len(context) + len(ending) - 1 for context, ending in pairs)
     lengths = f"{len(pairs)} endings of {unpadded / len(pairs):.0f} tokens with their context"
     ways = {
-        f"prompt of {BATCH} tokens": (BATCH, lambda: reader.next_logits(ids[:BATCH].tolist(), BATCH)),
-        f"validation, B=1 T={BATCH}": (
-            rows[:, 1:].size,
-            lambda: trainer.validate(rows[:, :-1], rows[:, 1:]),
-        ),
+        f"prompt of {BATCH} tokens": (BATCH, lambda: reader.next_logits(ids, BATCH)),
         f"scores, {lengths}": (unpadded, lambda: scorer.of_ids(pairs)),
     }
     compare(ways, args.rounds)

@@ -4,8 +4,9 @@ llamac   BUILD/train_llama3
 other    the train_llama3 of another build (--other), such as that of an earlier commit
 compile  train_llama3.py --train, PyTorch, by torch.compile; eager: without it
 ops      the same on llamac's operations
-script, torchao, hf
-         dev/peers.py: a plain PyTorch script, the same with torchao's float8, transformers with Liger's loss
+script, torchao, hf, transformers, patched
+         dev/peers.py: a plain PyTorch script, the same with torchao's float8, transformers with Liger's loss,
+         as it is, and under llamac.patch
 
 Tokens are random. The programs take turns: each round runs each of them once on each workload. A run is a
 process of its own, because two of them do not fit into one GPU's memory; PyTorch's second start finds its
@@ -58,7 +59,7 @@ class Workload:
     programs: tuple[str, ...] = ("llamac", "compile", "eager", "script")  # compared with the first
     exact: bool = False  # fp32 master weights and moments; else bf16 weights and moments only
     dtype: str = "bf16"
-    flags: tuple[str, ...] = ()  # more, of llamac
+    flags: tuple[str, ...] = ()  # more, of llamac, or of the programs of dev/peers.py without it
     devices: int = 1
     zero: int = 1  # of llamac, on several devices
 
@@ -95,17 +96,25 @@ SHARDED = {
     "8b-b2-t8192": Workload("llama3.1-8b", 2, 8192, "block", programs=("llamac",)),
     "8b-b2-t8192-zero1-bf16": Workload("llama3.1-8b", 2, 8192, "block", programs=("llamac",), devices=8),
 }
+PATCHED, LORA = ("patched", "transformers"), ("--lora", "16")
+TRANSFORMERS = {
+    "1b-b4-t4096-patch": Workload("llama3.2-1b", 4, 4096, programs=PATCHED),
+    "1b-b4-t4096-lora": Workload("llama3.2-1b", 4, 4096, programs=PATCHED, flags=LORA),
+    "8b-b1-t4096-lora": Workload("llama3.1-8b", 1, 4096, programs=PATCHED, flags=LORA),
+}
 # Not in the table: for a CPU, and so small that they try the benchmark itself.
 SMALL = {
     "cpu": Workload("tiny", 8, 256, dtype="f32", programs=("llamac", "compile", "eager")),
     "tiny": Workload("tiny", 2, 64, programs=("llamac", "compile", "eager", "script", "torchao", "hf")),
     "tiny-x2": Workload("tiny", 2, 64, exact=True, programs=("llamac", *OPS), devices=2, zero=3),
 }
-KNOWN = WORKLOADS | SHARDED | SMALL
+KNOWN = WORKLOADS | SHARDED | TRANSFORMERS | SMALL
 PEERS: dict[str, tuple[str, ...]] = {  # the modules that they need beside torch
     "script": (),
     "torchao": ("torchao",),
     "hf": ("transformers", "liger_kernel"),
+    "transformers": ("transformers",),
+    "patched": ("transformers",),
 }
 PROGRAMS = ("llamac", "other", "ops", "compile", "eager", *PEERS)
 HEAD = (
@@ -115,8 +124,8 @@ HEAD = (
 NOTES = """\
 Tokens/s and TFLOP/s: median over runs of the median step. Spread: largest less smallest run, of the median.
 Peak: allocated on the device; on a CPU, resident. Loss: after the last optimizer step, on the same tokens
-for all but script, torchao and hf.
-Llamac / it: median over rounds of the ratio of tokens/s; where llamac is no program, that of ops.
+for all but those of dev/peers.py.
+Llamac / it: median over rounds of the ratio of tokens/s; where llamac is no program, that of ops or patched.
 ops: train_llama3.py --ops llamac --compile. On several devices: tokens/s and TFLOP/s of all of them, peak of
 one.
 compile, eager: train_llama3.py, attention by cuDNN where it can, q/k/v and gate/up as one product each, AdamW
@@ -171,7 +180,8 @@ def command(o: argparse.Namespace, w: Workload, program: str, folder: Path) -> l
         more = shlex.split(o.llamac_flags) if program == "llamac" else []
         return [str((build / "train_llama3").resolve()), *words, *several, *w.flags, *more]
     if program in PEERS:
-        return [sys.executable, str(ROOT / "dev/peers.py"), program, *words]
+        more = () if "llamac" in w.programs else w.flags
+        return [sys.executable, str(ROOT / "dev/peers.py"), program, *words, *more]
     line = [sys.executable]
     if w.devices > 1:
         line += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]

@@ -4,10 +4,9 @@
     dev/chart.py kernels  FILE --to PNG   % of the limit of each kernel that moves bytes
     dev/chart.py ops      FILE --to PNG   how many times as fast as PyTorch llamac.ops is
 
-FILE is a page of docs/benchmarks, of which the first table with the picture's columns is drawn, or the JSON
-that dev/bench_train.py (training) or dev/bench.py (kernels) wrote. `llamac bench` draws its own
-results. Every number comes from FILE, and so do the device, the date and the commit in the title. What FILE
-has no number for has no bar.
+FILE is a page of docs/benchmarks, of which the first table with the picture's columns is drawn, or, of
+training, the JSON that dev/bench_train.py wrote. `llamac bench` draws its own results. Every number comes
+from FILE, and so do the device, the date and the commit in the title. What FILE has no number for has no bar.
 
 Exit code: 2 for a file that cannot be drawn.
 """
@@ -21,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench import COMPUTE_BOUND, fastest
 from bench_train import KNOWN, Run, by_round
 
 from llamac.base.errors import InputError, run
@@ -158,44 +156,20 @@ def training(path: Path, to: Path) -> None:
 # kernels
 
 
-def kernels_of_page(path: Path) -> tuple[str, dict[str, dict[str, list[float]]]]:
+def kernels(path: Path, to: Path) -> None:
+    """A bar for each operation, as long as the least of its types."""
     table = first_with(path, "operation", "types", "% of limit")
     operation, percent = table.head.index("operation"), table.head.index("% of limit")
     found: dict[str, list[float]] = {}
     for row in table.rows:
         if row[percent]:
             found.setdefault(row[operation], []).append(number(row[percent], table))
-    return table.title(), {"": found}
-
-
-def kernels_of_json(path: Path) -> tuple[str, dict[str, dict[str, list[float]]]]:
-    """Each operation's fastest variant whose check passed."""
-    content = read_json(path)
-    found: dict[str, dict[str, list[float]]] = {}
-    for line in content["results"]:
-        if line["emulated"]:
-            raise InputError(f"{path}: expected times of a device, found those of its emulation on a CPU")
-        best = fastest(line, naive=False)
-        if best and best["percent"] is not None and line["check"]["passed"]:
-            if line["operation"].startswith(COMPUTE_BOUND):
-                continue  # its limit is no copy
-            preset = found.setdefault(f", {line['preset']} widths", {})
-            preset.setdefault(line["operation"], []).append(best["percent"])
-    device = next((line["device"] for line in content["results"]), "")
-    return f"{device}, {provenance_text(content)}", found
-
-
-def kernels(path: Path, to: Path) -> None:
-    """A bar for each operation, as long as the least of its types."""
-    title, found = (kernels_of_json if path.suffix == ".json" else kernels_of_page)(path)
-    panels: Panels = {}
-    for widths, operations in found.items():
-        order = sorted(operations.items(), key=lambda item: -min(item[1]))
-        panels[f"% of the rate of the device's best copy{widths}"] = {
-            name: {"llamac": Bar(min(percents), " to ".join(f"{p:.1f}" for p in ends(percents)))}
-            for name, percents in order
-        }
-    draw(path, panels, f"Kernels that move bytes, least and most of their types\n{title}", to, mark=100)
+    bars = {
+        name: {"llamac": Bar(min(percents), " to ".join(f"{p:.1f}" for p in ends(percents)))}
+        for name, percents in sorted(found.items(), key=lambda item: -min(item[1]))
+    }
+    title = f"Kernels that move bytes, least and most of their types\n{table.title()}"
+    draw(path, {"% of the rate of the device's best copy": bars}, title, to, mark=100)
 
 
 def ends(values: list[float]) -> list[float]:

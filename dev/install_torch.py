@@ -20,15 +20,11 @@ from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from llamac.base.rocm import find_rocm
+from llamac.doctor.installation import driver_platform
 
 VERSION, OLDEST = "2.13.0", (2, 11)
 INDEX = "https://download.pytorch.org/whl"  # PyTorch's own: a folder for each build
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-
-
-def platform() -> str:
-    script = Path(__file__).with_name("platform.sh")
-    return subprocess.run([script], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def rocm() -> str | None:
@@ -43,7 +39,7 @@ def choices() -> list[list[str]]:
     small, any_build = f"torch=={VERSION}+cpu", f"torch=={VERSION}"
     # One attempt: an index that is out of reach is no reason to wait.
     index = ["--extra-index-url", f"{INDEX}/cpu", "--retries", "0", "--timeout", "10"]
-    found = platform()
+    found = driver_platform()
     if found == "nvidia":
         return [[any_build]]
     release = rocm() if found == "amd" else None

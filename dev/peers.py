@@ -4,6 +4,8 @@ script   a plain PyTorch model (q/k/v and gate/up as one product each) under tor
 torchao  the same, with torchao's float8 (--float8) in every linear layer but the head
 hf       transformers' LlamaForCausalLM with Liger's fused linear and cross-entropy, its decoder under
          torch.compile
+transformers, patched
+         transformers' LlamaForCausalLM as it is, and under llamac.patch; with --lora, of PEFT's adapters
 
 Weights, gradients and moments have the type of --dtype and are rounded to nearest. The optimizer is
 torch.optim.AdamW(fused=True) after clipping at 1; attention is cuDNN's where it takes the shape. Tokens are
@@ -102,21 +104,33 @@ def script(c: Config, recompute: bool, float8: str = "") -> tuple[nn.Module, Los
     return model, torch.compile(model, dynamic=False)
 
 
-def hugging_face(c: Config, recompute: bool) -> tuple[nn.Module, Loss]:
-    from liger_kernel.transformers import apply_liger_kernel_to_llama
+def hugging_face(c: Config, recompute: bool, program: str, lora: int = 0) -> tuple[nn.Module, Loss]:
     from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    parts = dict.fromkeys(("rope", "rms_norm", "swiglu", "cross_entropy"), False)  # the compiler's
-    apply_liger_kernel_to_llama(**parts, fused_linear_cross_entropy=True)
-    # Under torch.compile transformers builds a mask [T,T] for the attention "sdpa", which excludes
-    # causal kernels. It builds none for another name.
-    AttentionInterface.register("sdpa_causal", sdpa_attention_forward)
-    values = c.to_dict("bfloat16") | {"use_cache": False, "attn_implementation": "sdpa_causal"}
-    model = LlamaForCausalLM(LlamaConfig(**values))
+    values = c.to_dict("bfloat16") | {"use_cache": False}
+    if program == "hf":
+        from liger_kernel.transformers import apply_liger_kernel_to_llama
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        parts = dict.fromkeys(("rope", "rms_norm", "swiglu", "cross_entropy"), False)  # the compiler's
+        apply_liger_kernel_to_llama(**parts, fused_linear_cross_entropy=True)
+        # Under torch.compile transformers builds a mask [T,T] for the attention "sdpa", which excludes
+        # causal kernels. It builds none for another name.
+        AttentionInterface.register("sdpa_causal", sdpa_attention_forward)
+        values["attn_implementation"] = "sdpa_causal"
+    model = base = LlamaForCausalLM(LlamaConfig(**values))
     if recompute:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.model.compile(dynamic=False)
+        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if program == "hf":
+        base.model.compile(dynamic=False)
+    if lora:
+        import peft
+
+        model = peft.get_peft_model(base, peft.LoraConfig(r=lora, target_modules="all-linear"))
+    if program == "patched":
+        import llamac
+
+        llamac.patch(base)
     return model, lambda tokens, targets: model(input_ids=tokens, labels=tokens).loss
 
 
@@ -147,7 +161,7 @@ def train(model: nn.Module, loss_of: Loss, vocabulary: int, o) -> None:
 
 def main() -> None:
     parser = harness.parser(__doc__)
-    parser.add_argument("program", choices=("script", "torchao", "hf"))
+    parser.add_argument("program", choices=("script", "torchao", "hf", "transformers", "patched"))
     parser.add_argument("--model", required=True, help="a preset or a config.json")
     parser.add_argument("--log", type=Path, required=True)
     for name, value in (("batch-size", 1), ("seq-len", 8192), ("steps", 8)):
@@ -156,16 +170,17 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16")
     parser.add_argument("--recompute", choices=("none", "block"), default="none")
     parser.add_argument("--float8", default="tensorwise", help="torchao's recipe [tensorwise]")
+    parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="0: all weights are trained")
     o, _ = parser.parse_known_args()
     c, recompute = load_config(o.model), o.recompute == "block"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(1)
     torch.set_default_dtype(torch_dtypes(o.dtype)[o.dtype])
     with device:
-        if o.program == "hf":
-            model, loss_of = hugging_face(c, recompute)
-        else:
+        if o.program in ("script", "torchao"):
             model, loss_of = script(c, recompute, o.float8 if o.program == "torchao" else "")
+        else:
+            model, loss_of = hugging_face(c, recompute, o.program, o.lora)
     torch.set_default_dtype(torch.float32)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     count = sum(p.numel() for p in model.parameters())

@@ -28,7 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from llamac.base.version import provenance
 from llamac.bench import harness
-from llamac.doctor.installation import ENGINES
+from llamac.doctor.installation import ENGINES, driver_platform
 from llamac.report.plot import read_log
 from llamac.report.validation import FORMAT
 
@@ -92,8 +92,6 @@ def stages(m: Machine) -> dict[str, Stage]:
     tests = ["tests/model/test_model.py", "tests/train/test_trainer.py", "tests/ops/test_ops.py"]
     workers = min((os.cpu_count() or 1) + 1, 8)
     pytest = ["env", "OMP_NUM_THREADS=1", PYTHON, "-m", "pytest", "-q", "-n", workers, *tests]
-    bench = [PYTHON, ROOT / "dev/bench.py", "--build", m.build]
-    some = ["--operation", "rmsnorm"] if m.quick else []
     # The kernels for GPUs that matter are those of bf16.
     short = [m.program, "--sample-every", 0, *(["--dtype", "bf16"] if gpu else [])]
     profiled = m.out / "profile/run"
@@ -120,8 +118,12 @@ def stages(m: Machine) -> dict[str, Stage]:
         ),
     }
     preset = "8b" if gpu and not m.quick else "tiny"
+    programs = sorted(path.stem for path in (ROOT / "dev/hip").glob("*.cpp") if path.stem != "benchmark")
+    some = ["rmsnorm_forward"] if m.quick else programs
+    found["microbenchmarks"] = Stage([[m.build / program, "--preset", preset] for program in some])
     name = f"operations-{preset}"
-    found[name] = Stage([[*bench, *some, "--preset", preset, "--out", m.out / name / "bench.json"]])
+    bench = [PYTHON, "-m", "llamac", "bench", "--preset", preset, "--out", m.out / name]
+    found[name] = Stage([[*bench, *(["--operation", "rmsnorm"] if m.quick else [])]])
     if not gpu:
         found["train"] = training_stage(m, "train", "cpu", "--steps", 5 if m.quick else 35, "--warm-up", 5)
     for workload in ("1b-b8-t2048", "8b-b1-t8192") if gpu else ():
@@ -222,11 +224,6 @@ def try_stage(name: str, stage: Stage, m: Machine, seconds: float) -> dict:
     return record | {"status": status, "reason": reason, "seconds": round(time.monotonic() - begin, 1)}
 
 
-def found_platform() -> str:
-    done = subprocess.run([ROOT / "dev/platform.sh"], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
 def found_gpus() -> list[str]:
     code = "import torch\nfor i in range(torch.cuda.device_count()): print(torch.cuda.get_device_name(i))"
     return subprocess.run([PYTHON, "-c", code], capture_output=True, text=True).stdout.splitlines()
@@ -276,7 +273,7 @@ def main(arguments: list[str] | None = None) -> int:
     o = parser.parse_args(arguments)
     if not (o.build / "train_llama3").is_file():
         parser.error(f"--build {o.build}: expected train_llama3 in it, found none: make validate builds it")
-    on = found_platform()
+    on = driver_platform()
     m = Machine(on, o.build.resolve(), o.out.resolve(), [] if on == "cpu" else found_gpus(), o.quick)
     found = stages(m)
     if unknown := [name for name in o.stage if name not in found]:

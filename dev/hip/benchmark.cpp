@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "core/dispatch.h"
@@ -14,7 +13,6 @@ namespace llamac {
 namespace {
 
 using Widths = std::map<std::string, int64_t>;
-using Json = nlohmann::ordered_json;
 
 // By dimension letter. 8b: Llama 3.1 8B's widths at 16,384 rows; small: a 12-head model's; tiny: for the
 // emulation.
@@ -38,9 +36,8 @@ std::string set_sizes(Widths& widths, const std::string& text) {
 }
 
 struct Flags {
-    std::string variant, preset = "8b", dtype = "bf16", shape;
+    std::string variant, preset, dtype = "bf16", shape;
     int64_t documents = 0;  // rows of a document, where an operation can have them; 0: no documents
-    bool json = false;
 };
 
 struct Timing {
@@ -295,49 +292,20 @@ Result time_job(const Job& job, const Flags& flags, Checker& checker) {
     return result;
 }
 
-Json sizes_of(const Case& c) {
-    Json j;
-    for (size_t d = 0; d < c.size.size(); d++) j[c.op->dimensions[d].name] = c.size[d];
-    return j;
-}
-
-Json results_of(const Job& job, const Flags& flags, const Result& r, const Limit& limit, bool passed) {
-    Json runs = Json::array();
-    for (const Timing& t : r.timings)
-        runs.push_back({{"variant", t.variant},
-                        {"block", t.threads ? Json(t.threads) : nullptr},
-                        {"ms", t.ms},
-                        {"gbps", 1e-6 * r.bytes / t.ms},
-                        {"tflops", 1e-9 * r.flops / t.ms},
-                        {"percent", 1e-4 * r.bytes / t.ms / limit.gbps},
-                        {"error", t.error}});
-    return {{"operation", job.timed.op->name},
-            {"dtype", job.label},
-            {"preset", flags.shape.empty() ? flags.preset : ""},
-            {"shape", sizes_of(job.timed)},
-            {"bytes", r.bytes},
-            {"flops", r.flops},
-            {"device", device_properties().name},
-            {"emulated", device_properties().emulated},
-            {"limit", {{"gbps", limit.gbps}, {"by", limit.by}}},
-            {"check", {{"shape", sizes_of(job.checked)}, {"passed", passed}}},
-            {"runs", runs}};
-}
-
-void print_table(const Json& results) {
-    const auto text = [](const Json& j) { return j.get<std::string>(); };
+void print_table(const Job& job, const Result& result, const Limit& limit) {
+    const Case& c = job.timed;
     std::string shape;
-    for (const auto& [letter, size] : results["shape"].items()) shape += " " + letter + "=" + size.dump();
-    std::printf("%s (%s)%s on %s; limit %.0f GB/s by %s\n", text(results["operation"]).c_str(),
-                text(results["dtype"]).c_str(), shape.c_str(), text(results["device"]).c_str(),
-                results["limit"]["gbps"].get<double>(), text(results["limit"]["by"]).c_str());
+    for (size_t d = 0; d < c.size.size(); d++)
+        shape += " " + c.op->dimensions[d].name + "=" + std::to_string(c.size[d]);
+    std::printf("%s (%s)%s on %s; limit %.0f GB/s by %s\n", c.op->name.c_str(), job.label.c_str(),
+                shape.c_str(), device_properties().name, limit.gbps, limit.by);
     std::printf("  %-12s %6s %11s %9s %9s %11s %14s\n", "variant", "block", "ms", "GB/s", "TFLOP/s",
                 "% of limit", "error / bound");
-    for (const Json& r : results["runs"])
-        std::printf("  %-12s %6s %11.4f %9.1f %9.3f %11.1f %14.2f\n", text(r["variant"]).c_str(),
-                    r["block"].is_null() ? "own" : r["block"].dump().c_str(), r["ms"].get<double>(),
-                    r["gbps"].get<double>(), r["tflops"].get<double>(), r["percent"].get<double>(),
-                    r["error"].get<double>());
+    for (const Timing& t : result.timings)
+        std::printf("  %-12s %6s %11.4f %9.1f %9.3f %11.1f %14.2f\n", t.variant.c_str(),
+                    t.threads ? std::to_string(t.threads).c_str() : "own", t.ms, 1e-6 * result.bytes / t.ms,
+                    1e-9 * result.flops / t.ms, 1e-4 * result.bytes / t.ms / limit.gbps, t.error);
+    std::fflush(stdout);
 }
 
 int run_all(const Flags& flags) {
@@ -351,13 +319,7 @@ int run_all(const Flags& flags) {
         for (const Job& job : jobs_of(b, flags)) {
             Checker checker(job);
             const Result result = time_job(job, flags, checker);
-            const Limit limit = copy_limit(result.bytes);
-            const Json results = results_of(job, flags, result, limit, checker.failed == 0);
-            if (flags.json)
-                std::printf("%s\n", results.dump().c_str());
-            else
-                print_table(results);
-            std::fflush(stdout);
+            print_table(job, result, copy_limit(result.bytes));
             failed += checker.failed;
         }
     }
@@ -371,14 +333,15 @@ int main(int argc, char** argv) {
     llamac::Flags flags;
     CLI::App app("Checks and times every kernel of one operation.");
     app.add_option("--variant", flags.variant, "only this variant");
-    app.add_option("--preset", flags.preset, "widths")->check(CLI::IsMember({"8b", "small", "tiny"}));
+    app.add_option("--preset", flags.preset, "widths [8b; tiny on an emulated device]")
+        ->check(CLI::IsMember({"8b", "small", "tiny"}));
     app.add_option("--shape", flags.shape, "sizes by dimension letter, as in N=16384,C=4096");
     app.add_option("--dtype", flags.dtype, "storage")->check(CLI::IsMember({"bf16", "f32"}));
     app.add_option("--documents", flags.documents, "rows of a document, of attention")
         ->check(CLI::PositiveNumber);
-    app.add_flag("--json", flags.json, "a JSON object per line");
     try {
         app.parse(argc, argv);
+        if (flags.preset.empty()) flags.preset = llamac::device_properties().emulated ? "tiny" : "8b";
         return llamac::run_all(flags);
     } catch (const CLI::ParseError& error) {
         return app.exit(error) ? 2 : 0;

@@ -2,7 +2,7 @@
 // then times all of them over their block sizes. Operands, shapes by dimension letter, bytes and FLOPs come
 // from the operation's description.
 //
-//   --variant naive · --shape N=16384,C=4096 · --preset 8b|small|tiny · --dtype bf16|f32 · --documents 1024 · --json
+//   --variant naive · --shape N=16384,C=4096 · --preset 8b|small|tiny · --dtype bf16|f32 · --documents 1024
 #pragma once
 #include <functional>
 #include <utility>

@@ -12,19 +12,9 @@ folder=${1:-build/rocm}
 library=/usr/lib/$(uname -m)-linux-gnu
 llvm=/usr/lib/llvm-19
 
-missing=""
-need() { [ -e "$2" ] || missing="$missing $1"; }    # need PACKAGE FILE
-need clang-19 $llvm/bin/clang++
-need lld-19 $llvm/bin/ld.lld
-need llvm-19 $llvm/bin/llvm-readelf
-need clang-tools-19 $llvm/bin/clang-offload-bundler
-need libomp-19-dev $llvm/lib/libomp.so
-need libamdhip64-dev /usr/include/hip/hip_runtime.h
-need rocm-device-libs "$library/amdgcn/bitcode/ocml.bc"
-if [ -n "$missing" ]; then
-    echo "rocm_folder.sh: no HIP compiler: install it with: apt-get install$missing" >&2
-    exit 1
-fi
+for file in $llvm/bin/clang++ $llvm/bin/llvm-dis /usr/include/hip/hip_runtime.h "$library/amdgcn/bitcode/ocml.bc"; do
+    [ -e "$file" ] || { echo "rocm_folder.sh: no $file: \`dev/setup.sh targets\` installs its package" >&2; exit 1; }
+done
 
 # Built beside its place and renamed: a folder that exists is whole.
 new=$folder.$$

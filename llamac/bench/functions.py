@@ -15,7 +15,7 @@ from llamac.base.registry import least_work
 from llamac.base.tolerance import BACKWARD, FORWARD, violation
 from llamac.bench import torch_operations as torch_ops
 from llamac.bench.timing import Call
-from llamac.bench.torch_operations import DTYPES, Case, Inputs
+from llamac.bench.torch_operations import Case, Inputs
 from llamac.model.config import load_config
 from llamac.ops import fp8
 
@@ -42,10 +42,9 @@ class Function:
 
     def work(self, case: Case, backward: bool) -> tuple[float, float]:
         """(bytes, FLOPs) that a call must at least move and compute."""
-        dtype = dtype_row(case.dtype["T"]).name
         parts = self.forward | self.backward if backward else self.forward
         size = case.size | {letter: case.size[other] for letter, other in self.sizes.items()}
-        each = [least_work(name, size, dtype, absent) for name, absent in parts.items()]
+        each = [least_work(name, size, case.dtype, absent) for name, absent in parts.items()]
         return sum(b for b, _ in each), sum(f for _, f in each)
 
 
@@ -236,8 +235,3 @@ def sizes(model: str, batch: int, length: int) -> dict[str, int]:
         "V": c.vocab_size,
         "K": c.vocab_size,
     }
-
-
-def case_of(name: str, size: dict[str, int], dtype: str, device: str) -> Case:
-    """dtype: "f32" or "bf16"; size by dimension letter."""
-    return Case(name, size, {"T": DTYPES[dtype]}, frozenset(), device)

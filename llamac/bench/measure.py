@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch.nn.attention import sdpa_kernel
 
 from llamac.bench import liger
-from llamac.bench.functions import FUNCTIONS, Function, call_of, case_of, differences, outputs_of, sizes
+from llamac.bench.functions import FUNCTIONS, Function, call_of, differences, outputs_of, sizes
 from llamac.bench.timing import Call, Inputs, make_sets, medians_ms, reason
-from llamac.bench.torch_operations import SDPA, Case
+from llamac.bench.torch_operations import DTYPES, SDPA, Case
 
 LARGEST_COPY = 2 << 30  # bytes read and written: the rate grows no more
 PRODUCT = {"cuda": 8192, "cpu": 256}  # rows, columns and depth
@@ -105,7 +105,7 @@ class Limit:
 def limit_of(function: Function, case: Case, moved: float) -> Limit:
     if function.computes:
         n = PRODUCT[case.device]
-        return Limit(products(case.dtype["T"], case.device), 2.0 * n**3, "TFLOP/s")
+        return Limit(products(DTYPES[case.dtype], case.device), 2.0 * n**3, "TFLOP/s")
     calls = copies(moved, case.device)
     amount = 8.0 * max(1, int(min(moved, LARGEST_COPY)) // 8)
     return Limit(calls, amount, "GB/s")
@@ -172,7 +172,7 @@ def checked(name: str, function: Function, case: Case) -> list[str]:
     size = case.size | {"B": 1, "T": min(64, case.size["T"]), "V": min(4096, case.size["V"])}
     size |= {"N": size["T"], "K": size["V"]}
     try:
-        return differences(function, Case(name, size, case.dtype, case.absent, case.device))
+        return differences(function, Case(size, case.dtype, case.device))
     except Exception as error:
         return [reason(error)]
 
@@ -187,7 +187,7 @@ def measure_operation(
     name: str, model: tuple[str, int, int], dtype: str, device: str, mode: str, seconds: float
 ) -> list[dict]:
     """Rows of one operation, both directions; model: its name, sequences, tokens in each."""
-    function, case = FUNCTIONS[name], case_of(name, sizes(*model), dtype, device)
+    function, case = FUNCTIONS[name], Case(sizes(*model), dtype, device)
     wrong = checked(name, function, case)
     rows = []
     for direction in ("forward", "forward+backward") if function.leaves else ("forward",):

@@ -7,6 +7,7 @@ CPU, it includes the kernel's own time, some microseconds at these shapes.
 
 import statistics
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +16,12 @@ from llamac.bench.functions import (
     FUNCTIONS,
     Function,
     arguments_of,
-    case_of,
     output_gradients,
     outputs_of,
     sizes,
     with_leaves,
 )
+from llamac.bench.harness import take_turns
 from llamac.bench.timing import Call, host_ms, reason
 from llamac.bench.torch_operations import Case
 
@@ -50,20 +51,19 @@ def _repeat(call: Call) -> Callable[[int], None]:
 
 def host_medians_us(calls: Mapping[str, Call], device: str, rounds: int = ROUNDS) -> dict[str, float]:
     """Microseconds of the host a call, medians; calls take turns round by round."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 3):
-        for name, call in calls.items():
-            if device != "cpu":
-                torch.cuda.synchronize()
-            us = 1e3 * host_ms(_repeat(call), CALLS[device])
-            if turn >= 3:  # before: warm
-                times[name].append(us)
-    return {name: statistics.median(found) for name, found in times.items()}
+
+    def timed(call: Call) -> float:
+        if device != "cpu":
+            torch.cuda.synchronize()
+        return 1e3 * host_ms(_repeat(call), CALLS[device])
+
+    ways = {name: partial(timed, call) for name, call in calls.items()}
+    return {name: statistics.median(us) for name, us in take_turns(ways, rounds, warm_up=3).items()}
 
 
 def measure(name: str, dtype: str, device: str, rounds: int = ROUNDS) -> list[dict]:
     """A row for llamac and for eager: microseconds by kind of call, "forward us"."""
-    function, case = FUNCTIONS[name], case_of(name, sizes("tiny", 1, 8), dtype, device)
+    function, case = FUNCTIONS[name], Case(sizes("tiny", 1, 8), dtype, device)
     formulas = {"llamac": function.ours, "eager": function.torch}
     rows: dict[str, dict[str, Any]] = {
         baseline: {"operation": name, "dtype": dtype, "baseline": baseline} for baseline in formulas

@@ -22,6 +22,8 @@ PROGRAMS = {
     "storage": ("F.linear", _PINK),
     "hf": ("Hugging Face, Liger's loss", _PINK),
     "torchao": ("torchao's float8", _ORANGE),
+    "patched": ("llamac.patch", _BLUE),
+    "transformers": ("transformers", _GREY),
 }
 
 

@@ -1,4 +1,4 @@
-"""Times of PyTorch calls, without the host's share on a GPU. dev/bench.py and llamac.bench measure with it.
+"""Times of PyTorch calls, without the host's share on a GPU. llamac bench and llamac doctor measure with it.
 
 Inputs rotate, and so do outputs, which a call allocates as PyTorch does, so none is in the cache. The device
 is kept busy while calls are queued, so that the time of a small operation is the device's, not the host's.

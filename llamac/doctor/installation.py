@@ -87,11 +87,10 @@ def has_driver(platform: str, root: Path = Path("/")) -> bool:
 
 def check_torch(torch: ModuleType, platform: str) -> Iterator[Line]:
     found = f"{torch.__version__} for {NAMES[platform]}"
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
-        oldest = ".".join(map(str, OLDEST_TORCH))
-        yield failed("torch", found, f"{oldest} or newer", "upgrade torch, then reinstall llamac")
-    else:
-        yield Line("torch", f"{found}, {Path(str(torch.__file__)).parent}")
+    ok = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= OLDEST_TORCH
+    found += f", {Path(str(torch.__file__)).parent}" if ok else ""
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    yield Line("torch", found, ok, f"{oldest} or newer", "upgrade torch, then reinstall llamac")
     if not has_driver(platform):
         return
     tool, driver = ("rocminfo", "amdgpu") if platform == "amd" else ("nvidia-smi", "NVIDIA")
@@ -135,17 +134,12 @@ def called(name: str, files: Iterable[Path]) -> list[str]:
 def check_libraries(platform: str, files: Iterable[Path]) -> Iterator[Line]:
     """The platform's: one file of each, whoever loaded it. Of the others, what is there."""
     for name in RUNTIMES[platform]:
-        found = called(name, files)
-        if len(found) == 1:
-            yield Line(name, found[0])
-        elif found:
-            yield failed(
-                name, ", ".join(found), "one file, torch's",
-                "remove the other from LD_LIBRARY_PATH and LD_PRELOAD, or rebuild what loads it; if that is "
-                f"llamac, {REINSTALL}",
-            )  # fmt: skip
-        else:
+        if not (found := called(name, files)):
             yield failed(name, "not loaded", "torch's", "reinstall torch: its wheel carries it")
+            continue
+        remove = "remove the other from LD_LIBRARY_PATH and LD_PRELOAD, or rebuild what loads it"
+        advice = f"{remove}; if that is llamac, {REINSTALL}"
+        yield Line(name, ", ".join(found), len(found) == 1, "one file, torch's", advice)
     for name in OTHERS:
         if found := called(name, files):
             yield Line(name, ", ".join(found))
@@ -263,14 +257,10 @@ def check_engines(gpus: int) -> Iterator[Line]:
     except Exception:
         return  # check_registry() says why
     lacking = [name for name in ENGINES if f"no {name}" in found and (name != "Gloo" or "no MPI" in found)]
-    if lacking and gpus > 1:
-        wanted = "Gloo or MPI" if lacking[0] == "Gloo" else lacking[0]
-        advice = (
-            f"sudo apt-get install {ENGINES[lacking[0]]}, and build again: make train_llama3; {REINSTALL}"
-        )
-        yield failed("several devices", found, f"{wanted}, for {gpus} GPUs", advice)
-    else:
-        yield Line("several devices", found)
+    first = lacking[0] if lacking else "Gloo"
+    expected = f"{'Gloo or MPI' if first == 'Gloo' else first}, for {gpus} GPUs"
+    advice = f"sudo apt-get install {ENGINES[first]}, and build again: make train_llama3; {REINSTALL}"
+    yield Line("several devices", found, not lacking or gpus < 2, expected, advice)
 
 
 def check_extension(extension: ModuleType, torch: ModuleType) -> Iterator[Line]:
@@ -294,11 +284,11 @@ def check_extension(extension: ModuleType, torch: ModuleType) -> Iterator[Line]:
     except Exception as error:
         yield failed("extension", one_line(error), "a library that torch can load", REINSTALL)
         return
-    if facts["without_gpu"] and torch.cuda.is_available():
-        yield failed("extension", found, f"kernels for {facts['platform']}", facts["without_gpu"])
+    lacking = facts["without_gpu"]
+    if lacking and torch.cuda.is_available():
+        yield failed("extension", found, f"kernels for {facts['platform']}", lacking)
     else:
-        parts = (f"{found}, {path}", facts["without_gpu"])
-        yield Line("extension", "; ".join(part for part in parts if part))
+        yield Line("extension", f"{found}, {path}{f'; {lacking}' if lacking else ''}")
 
 
 def check_devices(torch: ModuleType, platform: str, architectures: list[str]) -> Iterator[Line]:
@@ -311,15 +301,12 @@ def check_devices(torch: ModuleType, platform: str, architectures: list[str]) ->
         speed = "in hardware" if bf16 else "emulated: slow"
         found = f"{torch.cuda.get_device_name(index)}, {device}, {memory}, bf16 {speed}"
         found += f", fp8 {' and '.join(fp8_of(device)) or 'not in hardware'}"
-        if not architectures or any(covers(compiled, device) for compiled in architectures):
-            yield Line(name, found)
-        else:
-            flag = "CMAKE_HIP_ARCHITECTURES" if platform == "amd" else "CMAKE_CUDA_ARCHITECTURES"
-            wanted = device.split(":")[0] if platform == "amd" else f"{device.removeprefix('sm_')}-real"
-            yield failed(
-                name, found, f"code for it; the extension has {', '.join(architectures)}",
-                f"{REINSTALL} -C cmake.define.{flag}={wanted}",
-            )  # fmt: skip
+        ok = not architectures or any(covers(compiled, device) for compiled in architectures)
+        flag = f"CMAKE_HIP_ARCHITECTURES={device.split(':')[0]}"
+        if platform != "amd":
+            flag = f"CMAKE_CUDA_ARCHITECTURES={device.removeprefix('sm_')}-real"
+        expected = f"code for it; the extension has {', '.join(architectures)}"
+        yield Line(name, found, ok, expected, f"{REINSTALL} -C cmake.define.{flag}")
 
 
 # ---- computing
@@ -347,17 +334,16 @@ def check_product(torch: ModuleType, device: str | int) -> Iterator[Line]:
         allowed = floor_of(truth, label).largest * (n**0.5 if label == "f32" else 1)
         timed = f"{ms * 1e3:.1f} us, {2e-9 * n**3 / ms:.2f} TFLOP/s"
         found = f"error {error:.2g} of at most {allowed:.2g}, {timed}"
-        if error <= allowed:
-            yield Line(what, found)
-        else:
-            yield failed(what, found, "the product", "torch's matrix library is wrong here: reinstall torch")
+        advice = "torch's matrix library is wrong here: reinstall torch"
+        yield Line(what, found, error <= allowed, "the product", advice)
 
 
 def check_functions(device: str) -> Iterator[Line]:
     """Every function of llamac.ops within the tolerance (llamac/base/tolerance.py), and its time."""
     try:
-        from llamac.bench.functions import FUNCTIONS, call_of, case_of, differences, sizes
+        from llamac.bench.functions import FUNCTIONS, call_of, differences, sizes
         from llamac.bench.timing import medians_ms
+        from llamac.bench.torch_operations import Case
     except Exception as error:
         yield failed("llamac.ops", one_line(error), "a module that loads", REINSTALL)
         return
@@ -368,7 +354,7 @@ def check_functions(device: str) -> Iterator[Line]:
             continue
         for dtype in ("f32", "bf16"):
             what = f"llamac.ops.{name} {dtype}"
-            case = case_of(name, size, dtype, device)
+            case = Case(size, dtype, device)
             advice = f"rebuild ({REINSTALL}); if it fails again, report this line"
             try:
                 wrong = differences(function, case)
@@ -378,10 +364,8 @@ def check_functions(device: str) -> Iterator[Line]:
                 yield failed(what, one_line(error), "a result", advice)
                 continue
             timed = f"{ms * 1e3:.1f} us {'forward+backward' if function.leaves else 'forward'}"
-            if wrong:
-                yield failed(what, "; ".join(wrong), "PyTorch's own error or little more", advice)
-            else:
-                yield Line(what, f"agrees with float64, {timed}")
+            found = "; ".join(wrong) or f"agrees with float64, {timed}"
+            yield Line(what, found, not wrong, "PyTorch's own error or little more", advice)
 
 
 def examine() -> Iterator[Line]:

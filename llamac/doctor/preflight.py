@@ -38,6 +38,7 @@ SLOW = {
     "CUDA_LAUNCH_BLOCKING": "0", "HSA_ENABLE_SDMA": "1", "NCCL_P2P_DISABLE": "0", "NCCL_SHM_DISABLE": "0",
     "HSA_ENABLE_PEER_SDMA": "1",
 }  # fmt: skip
+RESEAT = "reseat the device; look at the slot's setting in the BIOS"
 UNCHECKED = "its partition, clocks, power, heat, memory errors, PCIe, links and driver were not checked"
 # Others that a reader of the result wants to know, where they are set.
 TOLD = re.compile(r"(HSA|HIP|ROCR?|AMD|GPU|RCCL|NCCL|CUDA|OMP|KMP|GOMP)_\w+|PYTORCH_\w*ALLOC_CONF")
@@ -81,35 +82,25 @@ def check_host(machine: Machine, platform: str) -> Iterator[Line]:
     yield Line("huge pages", machine.text("sys/kernel/mm/transparent_hugepage/enabled") or "unknown")
     shared = os.statvfs(machine.root / "dev/shm")
     size = shared.f_frsize * shared.f_blocks
-    if size < GIB:
-        advice = "several devices exchange through it; in a container: --ipc host or --shm-size 16g"
-        yield failed("/dev/shm", f"{size / (1 << 20):.0f} MiB", "1 GiB or more", advice)
-    else:
-        yield Line("/dev/shm", f"{size / GIB:.1f} GiB")
+    advice = "several devices exchange through it; in a container: --ipc host or --shm-size 16g"
+    yield Line("/dev/shm", f"{size / GIB:.2f} GiB", size >= GIB, "1 GiB or more", advice)
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    locked = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft / (1 << 20):.0f} MiB"
-    if soft != resource.RLIM_INFINITY and any((machine.root / "sys/class/infiniband").glob("*")):
-        advice = "adapters lock what they send: ulimit -l unlimited; in a container: --ulimit memlock=-1"
-        yield failed("locked memory", locked, "unlimited, with InfiniBand adapters", advice)
-    else:
-        yield Line("locked memory", locked)
+    is_unlimited = soft == resource.RLIM_INFINITY
+    locked = "unlimited" if is_unlimited else f"{soft / (1 << 20):.0f} MiB"
+    ok = is_unlimited or not any((machine.root / "sys/class/infiniband").glob("*"))
+    advice = "adapters lock what they send: ulimit -l unlimited; in a container: --ulimit memlock=-1"
+    yield Line("locked memory", locked, ok, "unlimited, with InfiniBand adapters", advice)
 
 
 def check_settings(machine: Machine, platform: str) -> Iterator[Line]:
     balancing = machine.text("proc/sys/kernel/numa_balancing")
-    if balancing not in ("", "0"):
-        advice = "pages that move stall the device's copies: sudo sysctl kernel.numa_balancing=0"
-        yield failed("NUMA balancing", balancing, "0", advice)
-    else:
-        yield Line("NUMA balancing", balancing or "not in this kernel")
+    advice = "pages that move stall the device's copies: sudo sysctl kernel.numa_balancing=0"
+    yield Line("NUMA balancing", balancing or "not in this kernel", balancing in ("", "0"), "0", advice)
     is_on = any((machine.root / "sys/class/iommu").glob("*"))
     passes = "iommu=pt" in machine.text("proc/cmdline").split()
     found = "pass-through" if passes else "translates every address" if is_on else "off"
-    if platform == "amd" and is_on and not passes:
-        advice = "devices reach each other's memory through it: add iommu=pt to the kernel's command line"
-        yield failed("IOMMU", found, "iommu=pt, or off", advice)
-    else:
-        yield Line("IOMMU", found)
+    advice = "devices reach each other's memory through it: add iommu=pt to the kernel's command line"
+    yield Line("IOMMU", found, platform != "amd" or passes or not is_on, "iommu=pt, or off", advice)
 
 
 def check_environment(machine: Machine) -> Iterator[Line]:
@@ -158,17 +149,12 @@ def check_card(machine: Machine, name: str, card: Path) -> Iterator[Line]:
     for kind, whole in modes.items():
         if not (mode := machine.text(card / f"current_{kind}_partition")):
             continue
-        if mode == whole:
-            yield Line(f"{name} {kind} partition", mode)
-        else:
-            advice = f"a process sees a part of the device: sudo amd-smi set --{kind}-partition {whole}"
-            yield failed(f"{name} {kind} partition", mode, f"{whole}, the whole device", advice)
-    level = machine.text(card / "power_dpm_force_performance_level")
-    if level not in ("", "auto"):
+        advice = f"a process sees a part of the device: sudo amd-smi set --{kind}-partition {whole}"
+        yield Line(f"{name} {kind} partition", mode, mode == whole, f"{whole}, the whole device", advice)
+    if level := machine.text(card / "power_dpm_force_performance_level"):
+        found = f"{level}{current_clock(machine, card)}"
         advice = f"echo auto | sudo tee /{card}/power_dpm_force_performance_level"
-        yield failed(f"{name} clocks", level, "auto", advice)
-    elif level:
-        yield Line(f"{name} clocks", f"{level}{current_clock(machine, card)}")
+        yield Line(f"{name} clocks", found, level == "auto", "auto", advice)
     for sensors in sorted((machine.root / card / "hwmon").glob("hwmon*")):
         yield from check_sensors(machine, name, sensors.relative_to(machine.root))
     if (machine.root / card / "ras").is_dir():
@@ -188,22 +174,22 @@ def current_clock(machine: Machine, card: Path) -> str:
 
 def memory_errors(name: str, uncorrected: float, corrected: float | None, parts: str = "") -> Line:
     told = "" if corrected is None else f", {corrected:.0f} corrected"
-    if uncorrected:
-        advice = "reset the device; if they come back, replace it"
-        found = f"{uncorrected:.0f} uncorrected{parts}{told}"
-        return failed(f"{name} memory errors", found, "none uncorrected", advice)
-    return Line(f"{name} memory errors", f"none uncorrected{told}")
+    found = f"{uncorrected:.0f} uncorrected{parts}{told}" if uncorrected else f"none uncorrected{told}"
+    advice = "reset the device; if they come back, replace it"
+    return Line(f"{name} memory errors", found, not uncorrected, "none uncorrected", advice)
+
+
+def power_limit(name: str, watts: float, usual: float | None, command: str) -> Line:
+    """usual: the device's own limit; command: sets it."""
+    ok, expected = usual is None or watts >= usual, f"{usual or 0:.0f} W, the device's own"
+    return Line(f"{name} power limit", f"{watts:.0f} W", ok, expected, f"sudo {command} {usual or 0:.0f}")
 
 
 def check_sensors(machine: Machine, name: str, sensors: Path) -> Iterator[Line]:
     cap, usual = (machine.text(sensors / f"power1_cap{end}") for end in ("", "_default"))
     if cap.isdigit():
-        watts = f"{int(cap) / 1e6:.0f} W"
-        if usual.isdigit() and int(cap) < int(usual):
-            advice = f"sudo amd-smi set --power-cap {int(usual) // 1_000_000}"
-            yield failed(f"{name} power limit", watts, f"{int(usual) / 1e6:.0f} W, the device's own", advice)
-        else:
-            yield Line(f"{name} power limit", watts)
+        own = int(usual) / 1e6 if usual.isdigit() else None
+        yield power_limit(name, int(cap) / 1e6, own, "amd-smi set --power-cap")
     for label in sorted((machine.root / sensors).glob("temp*_label")):
         if label.read_text().strip() != "junction":
             continue
@@ -215,12 +201,8 @@ def check_sensors(machine: Machine, name: str, sensors: Path) -> Iterator[Line]:
 
 
 def temperature(name: str, degrees: float, most: float) -> Line:
-    if degrees > most:
-        return failed(
-            f"{name} temperature", f"{degrees:.0f} C", f"below {most:.0f} C",
-            "clocks fall when it is hotter: look at fans, air and the devices beside it",
-        )  # fmt: skip
-    return Line(f"{name} temperature", f"{degrees:.0f} C")
+    advice = "clocks fall when it is hotter: look at fans, air and the devices beside it"
+    return Line(f"{name} temperature", f"{degrees:.0f} C", degrees <= most, f"below {most:.0f} C", advice)
 
 
 def errors_by_part(machine: Machine, card: Path, kind: str) -> dict[str, int]:
@@ -241,14 +223,9 @@ def check_pcie(machine: Machine, name: str, card: Path) -> Iterator[Line]:
     )
     if not speed or not width:
         return
-    found = f"{speed}, x{width}"
-    if (speed, width) != (fastest, widest):
-        advice = (
-            "reseat the device; look at the slot's setting in the BIOS (some devices slow down while idle)"
-        )
-        yield failed(f"{name} PCIe", found, f"{fastest}, x{widest}", advice)
-    else:
-        yield Line(f"{name} PCIe", found)
+    ok, expected = (speed, width) == (fastest, widest), f"{fastest}, x{widest}"
+    advice = f"{RESEAT} (some devices slow down while idle)"
+    yield Line(f"{name} PCIe", f"{speed}, x{width}", ok, expected, advice)
 
 
 def check_links(machine: Machine) -> Iterator[Line]:
@@ -267,14 +244,10 @@ def check_links(machine: Machine) -> Iterator[Line]:
     xgmi = 11  # the driver's number of this kind of link
     linked = {(link.get("node_from"), link.get("node_to")) for link in links if link.get("type") == xgmi}
     apart = [pair for pair in permutations(gpus, 2) if pair not in linked]
-    if apart:
-        pairs = " ".join(f"{a}-{b}" for a, b in apart if a < b)
-        advice = (
-            "collectives between these go over PCIe: look at the bridges, and at this job's part of the node"
-        )
-        yield failed("xGMI", f"no link between nodes {pairs}", f"links between all {len(gpus)} GPUs", advice)
-    else:
-        yield Line("xGMI", f"links between all {len(gpus)} GPUs")
+    pairs, all_linked = " ".join(f"{a}-{b}" for a, b in apart if a < b), f"links between all {len(gpus)} GPUs"
+    found = f"no link between nodes {pairs}" if apart else all_linked
+    advice = "collectives between these go over PCIe: look at the bridges, and at this job's part of the node"
+    yield Line("xGMI", found, not apart, all_linked, advice)
 
 
 # ---- NVIDIA's devices, as nvidia-smi shows them
@@ -296,12 +269,8 @@ def check_nvidia(machine: Machine) -> Iterator[Line]:
         if table := machine.run("nvidia-smi", query, "--format=csv,noheader,nounits"):
             break
     else:
-        yield failed(
-            "nvidia-smi",
-            "no answer",
-            "a table of devices",
-            "is the NVIDIA driver loaded, and its tool on PATH?",
-        )
+        advice = "is the NVIDIA driver loaded, and its tool on PATH?"
+        yield failed("nvidia-smi", "no answer", "a table of devices", advice)
     for number, row in enumerate(table.splitlines()):
         values = dict(zip((*QUERY, "reasons"), (word.strip() for word in row.split(",")), strict=False))
         yield from check_nvidia_device(f"GPU {number}", values)
@@ -329,18 +298,9 @@ def check_nvidia_device(name: str, values: Mapping[str, str]) -> Iterator[Line]:
     # Only the width: idle devices lower the generation.
     width, widest = values["pcie.link.width.current"], values["pcie.link.width.max"]
     pcie = f"generation {values['pcie.link.gen.current']} of {values['pcie.link.gen.max']}, x{width}"
-    if width != widest:
-        yield failed(
-            f"{name} PCIe", pcie, f"x{widest}", "reseat the device; look at the slot's setting in the BIOS"
-        )
-    else:
-        yield Line(f"{name} PCIe", pcie)
-    limit, usual = number_of(values["power.limit"]), number_of(values["power.default_limit"])
-    if limit is not None and usual is not None and limit < usual:
-        advice = f"sudo nvidia-smi -pl {usual:.0f}"
-        yield failed(f"{name} power limit", f"{limit:.0f} W", f"{usual:.0f} W, the device's own", advice)
-    elif limit is not None:
-        yield Line(f"{name} power limit", f"{limit:.0f} W")
+    yield Line(f"{name} PCIe", pcie, width == widest, f"x{widest}", RESEAT)
+    if (limit := number_of(values["power.limit"])) is not None:
+        yield power_limit(name, limit, number_of(values["power.default_limit"]), "nvidia-smi -pl")
     if (degrees := number_of(values["temperature.gpu"])) is not None:
         yield temperature(name, degrees, HOTTEST)
     errors, corrected = (
@@ -398,14 +358,10 @@ def check_rocm(machine: Machine, torch: ModuleType | Line) -> Iterator[Line]:
     name, own, its = ("ROCm", rocm.release, release) if release and rocm.release else ("HIP", rocm.hip, hip)
     found += f", torch has {name} {its}" if its else ""
     major, its_major = own.split(".")[0], (its or "").split(".")[0]
-    if major and its_major and major != its_major:
-        advice = (
-            f"install torch for {name} {major}, or {name} {its_major} and set ROCM_PATH to it; then "
-            f"{doctor.REINSTALL}"
-        )
-        yield failed("ROCm", found, f"{name} {its_major}, as torch's", advice)
-    else:
-        yield Line("ROCm", found)
+    ok = not major or not its_major or major == its_major
+    either = f"torch for {name} {major}, or {name} {its_major} and set ROCM_PATH to it"
+    advice = f"install {either}; then {doctor.REINSTALL}"
+    yield Line("ROCm", found, ok, f"{name} {its_major}, as torch's", advice)
 
 
 def check_software(machine: Machine, platform: str, torch: ModuleType | Line) -> Iterator[Line]:

@@ -187,7 +187,7 @@ def test_peers_are_more_programs(fake, tmp_path, capsys, monkeypatch):
     assert [words[:2] for words in calls(tmp_path)] == [["dev/peers.py", "script"], ["dev/peers.py", "hf"]]
 
 
-@pytest.mark.parametrize("program", ["script", "hf"])
+@pytest.mark.parametrize("program", ["script", "hf", "patched --lora 4"])
 def test_a_peer_trains(program, tmp_path):
     """Without its compiler, and without Liger, whose part is in the place of a loss of the same value."""
     package = tmp_path / "liger_kernel/transformers"
@@ -195,17 +195,8 @@ def test_a_peer_trains(program, tmp_path):
     (tmp_path / "liger_kernel/__init__.py").touch()
     (package / "__init__.py").write_text("def apply_liger_kernel_to_llama(**parts): pass\n")
     log = tmp_path / "log.jsonl"
-    command = [
-        sys.executable,
-        ROOT / "dev/peers.py",
-        program,
-        "--model",
-        "tiny",
-        "--log",
-        log,
-        "--warmup-steps",
-    ]
-    command += ["0", "--batch-size", "2", "--seq-len", "32", "--steps", "3", "--lr", "1e-2", "--dtype", "f32"]
+    flags = "--batch-size 2 --seq-len 32 --steps 3 --lr 1e-2 --dtype f32 --warmup-steps 0 --model tiny"
+    command = [sys.executable, ROOT / "dev/peers.py", *program.split(), *flags.split(), "--log", log]
     environment = os.environ | {"TORCH_COMPILE_DISABLE": "1", "PYTHONPATH": str(tmp_path)}
     subprocess.run(command, env=environment, check=True, capture_output=True)
     events = read_log(log)
@@ -285,7 +276,7 @@ def test_ended_from_outside(fake, tmp_path):
 
 
 REFUSED = {
-    "--only=llamac,torch": "some of llamac, other, ops, compile, eager, script, torchao, hf, found torch",
+    "--only=llamac,torch": "some of llamac, other, ops, compile, eager, script, .*, patched, found torch",
     "--other=/nowhere": "--other: expected a folder with train_llama3",
     "--build=/nowhere": "--build /nowhere: expected train_llama3 in it",
     "--rounds=0": "--rounds, --steps: expected at least 1",

@@ -108,7 +108,8 @@ def test_a_machine_that_is_well(machine):
          "GPU 0 compute partition: CPX (expected SPX, the whole device) - a process sees a part of the "
          "device: sudo amd-smi set --compute-partition SPX"),
         (f"{CARD}/current_memory_partition", "NPS4", "--memory-partition NPS1"),
-        (f"{CARD}/power_dpm_force_performance_level", "low", "GPU 0 clocks: low (expected auto)"),
+        (f"{CARD}/power_dpm_force_performance_level", "low",
+         "GPU 0 clocks: low, 132 of at most 2100 MHz (expected auto)"),
         (f"{CARD}/ras/umc_err_count", "ue: 2\nce: 0",
          "memory errors: 2 uncorrected (umc 2), 0 corrected (expected none uncorrected)"),
         (f"{CARD}/current_link_width", "8", "PCIe: 32.0 GT/s PCIe, x8 (expected 32.0 GT/s PCIe, x16)"),
@@ -146,7 +147,7 @@ def test_host(machine, monkeypatch):
     assert lines[0].endswith("2268 GiB") and not failures(preflight.check_host(made, "amd"))
     monkeypatch.setattr(preflight.os, "statvfs", lambda path: SimpleNamespace(f_frsize=4096, f_blocks=16384))
     (found,) = failures(preflight.check_host(made, "amd"))
-    assert "/dev/shm: 64 MiB (expected 1 GiB or more)" in found
+    assert "/dev/shm: 0.06 GiB (expected 1 GiB or more)" in found
     monkeypatch.undo()
     monkeypatch.setattr(preflight.resource, "getrlimit", lambda which: (8 << 20, 8 << 20))
     assert not failures(preflight.check_host(made, "amd"))

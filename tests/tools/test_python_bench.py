@@ -16,7 +16,8 @@ from llamac.base.version import provenance
 from llamac.bench import command as bench
 from llamac.bench import liger, measure, overhead, timing
 from llamac.bench import torch_operations as torch_ops
-from llamac.bench.functions import FUNCTIONS, arguments_of, call_of, case_of, differences, sizes
+from llamac.bench.functions import FUNCTIONS, arguments_of, call_of, differences, sizes
+from llamac.bench.torch_operations import Case
 from llamac.report import plot
 
 SIZE = sizes("tiny", 1, 8)
@@ -42,7 +43,7 @@ def quick(monkeypatch, one_thread):
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_agree_with_pytorch(name, dtype):
-    assert differences(FUNCTIONS[name], case_of(name, SIZE, dtype, "cpu")) == []
+    assert differences(FUNCTIONS[name], Case(SIZE, dtype, "cpu")) == []
 
 
 def test_a_wrong_gradient_is_a_difference():
@@ -61,12 +62,12 @@ def test_a_wrong_gradient_is_a_difference():
         return right.ours(Wrong.apply(gate_up))
 
     injected = replace(right, ours=wrong)
-    (message,) = differences(injected, case_of("swiglu", SIZE, "f32", "cpu"))[:1]
+    (message,) = differences(injected, Case(SIZE, "f32", "cpu"))[:1]
     assert message.startswith("gradient 0: ")
 
 
 def test_the_call_returns_results_and_gradients():
-    inputs = FUNCTIONS["rmsnorm"].inputs(case_of("rmsnorm", SIZE, "f32", "cpu"))
+    inputs = FUNCTIONS["rmsnorm"].inputs(Case(SIZE, "f32", "cpu"))
     out, dx, dweight = call_of(torch_ops.rmsnorm, inputs, ("x", "weight"))()
     assert out.shape == dx.shape == inputs["x"].shape and dweight.shape == inputs["weight"].shape
     assert not any(t.requires_grad for t in (out, dx, dweight, *inputs.values()))
@@ -99,14 +100,14 @@ def test_what_a_call_must_move_and_compute():
     }
     for expected, backward in ((forward, False), (both, True)):
         for name, moved in expected.items():
-            assert FUNCTIONS[name].work(case_of(name, SIZE, "bf16", "cpu"), backward)[0] == moved, name
+            assert FUNCTIONS[name].work(Case(SIZE, "bf16", "cpu"), backward)[0] == moved, name
     computed = {
         "attention": 2 * b * nh * t * (t + 1) * hd,
         "linear": 2 * n * c * SIZE["F"],
         "linear_cross_entropy": 2 * n * c * v,
     }
     for name, flops in computed.items():
-        case = case_of(name, SIZE, "bf16", "cpu")
+        case = Case(SIZE, "bf16", "cpu")
         assert FUNCTIONS[name].computes
         assert FUNCTIONS[name].work(case, False)[1] == pytest.approx(flops, rel=1 / t)
         factor = 3.5 if name == "attention" else 3
@@ -130,7 +131,7 @@ def test_rows_follow_from_the_times(monkeypatch):
     monkeypatch.setattr(
         measure, "medians_ms", lambda calls, device, seconds: {name: injected[name] for name in calls}
     )
-    function, case = FUNCTIONS["swiglu"], case_of("swiglu", SIZE, "bf16", "cpu")
+    function, case = FUNCTIONS["swiglu"], Case(SIZE, "bf16", "cpu")
     rows = {r["baseline"]: r for r in measure.measure("swiglu", function, case, True, "default", 0)}
     moved = function.work(case, True)[0]
     limit = 8 * (int(moved) // 8) / 1e-3
@@ -145,7 +146,7 @@ def test_rows_follow_from_the_times(monkeypatch):
 
 def test_products_are_the_limit_of_what_computes(monkeypatch):
     monkeypatch.setattr(measure, "medians_ms", lambda calls, device, seconds: dict.fromkeys(calls, 4.0))
-    function, case = FUNCTIONS["attention"], case_of("attention", SIZE, "bf16", "cpu")
+    function, case = FUNCTIONS["attention"], Case(SIZE, "bf16", "cpu")
     rows = {r["baseline"]: r for r in measure.measure("attention", function, case, False, "default", 0)}
     assert {"llamac", "eager", "compile", "sdpa flash", "sdpa cudnn"} == rows.keys()
     assert rows["llamac"]["unit"] == "TFLOP/s" and rows["llamac"]["limit"] == 2 * 256**3 / 4e-3
@@ -160,7 +161,7 @@ def test_a_failing_baseline_leaves_the_others(monkeypatch):
 
     for field, failing in ((broken, {"llamac"}), (right.ours, set())):
         injected = replace(right, ours=field)
-        rows = measure.measure("swiglu", injected, case_of("swiglu", SIZE, "f32", "cpu"), True, "default", 0)
+        rows = measure.measure("swiglu", injected, Case(SIZE, "f32", "cpu"), True, "default", 0)
         assert {r["baseline"] for r in rows if "error" in r} == failing
         assert all(r["error"] == "RuntimeError: out of memory" for r in rows if "error" in r)
         assert all((r["ratio"] is None) == bool(failing) for r in rows if "ms" in r)
@@ -175,7 +176,7 @@ def test_peers_that_do_not_fit_together_are_timed_alone(monkeypatch):
         return dict.fromkeys(calls, 2.0)
 
     monkeypatch.setattr(measure, "medians_ms", medians)
-    function, case = FUNCTIONS["swiglu"], case_of("swiglu", SIZE, "bf16", "cpu")
+    function, case = FUNCTIONS["swiglu"], Case(SIZE, "bf16", "cpu")
     rows = {r["baseline"]: r for r in measure.measure("swiglu", function, case, False, "default", 0)}
     assert rows["llamac"]["ms"] == rows["compile"]["ms"] == 2.0 and "ms" not in rows["eager"]
     assert "out of memory" in rows["eager"]["error"]
@@ -357,6 +358,54 @@ def test_the_host_is_timed_without_the_device(monkeypatch):
     assert found == pytest.approx({"a": 1000.0, "b": 3000.0}) and len(waits) == 2 * (2 + 3)
 
 
+def test_the_device_is_timed_without_the_host(monkeypatch):
+    """Events and the sleep are a device's that takes 2 ms a call and runs behind the host."""
+    clock = {"ms": 0.0}
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.ms = clock["ms"]
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return end.ms - self.ms
+
+    def sleep(cycles):
+        clock["ms"] += cycles / 1e6
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", sleep)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    timing.sleep_rate.cache_clear()
+    made = []
+    calls = [lambda k=k: made.append(k) or sleep(2_000_000) for k in range(3)]
+    other = [lambda: made.append(9) or sleep(5_000_000)]
+    assert timing.medians_ms({"a": calls, "b": other}, "cuda", 0.01) == pytest.approx({"a": 2.0, "b": 5.0})
+    assert timing.sleep_rate() == pytest.approx(1e9)
+    assert made[:4] == [0, 1, 2, 0] and made[10:20] == [9] * 10
+    rounds = [made[k : k + 16].count(9) for k in range(20, len(made) - 15, 16)]  # in a new order each
+    assert set(rounds) == {0, 16}
+    timing.sleep_rate.cache_clear()
+
+
+def test_sets_of_inputs_fill_the_rotation_and_no_more(monkeypatch):
+    monkeypatch.setattr(timing, "SETS", 256)
+
+    def inputs():
+        return FUNCTIONS["rmsnorm"].inputs(Case(SIZE, "bf16", "cpu"))
+
+    sets = timing.make_sets(inputs, timing.ROTATED / 8)
+    assert len(sets) == 8 and len({s["x"].data_ptr() for s in sets}) == 8
+    assert len(timing.make_sets(inputs, 1)) == timing.SETS
+    monkeypatch.setattr(timing, "LARGEST", 1)
+    assert len(timing.make_sets(inputs, 1)) == 1
+
+
 # ---- Liger
 
 
@@ -396,7 +445,7 @@ def test_liger_is_given_the_same_operation(fake_liger):
     assert set(liger.forms()) == set(FUNCTIONS) - {"precompute_cis", "repeat_kv", "attention", "linear"}
     for name, form in liger.forms().items():
         function = FUNCTIONS[name]
-        inputs = function.inputs(case_of(name, SIZE, "f32", "cpu"))
+        inputs = function.inputs(Case(SIZE, "f32", "cpu"))
         given = form.prepare(inputs)
         assert not {t.data_ptr() for t in given.values()} & {t.data_ptr() for t in inputs.values()}
         found = call_of(form.function, given, form.leaves)()

@@ -171,7 +171,7 @@ def test_the_download_is_described(tmp_path):
 
 @pytest.mark.parametrize("platform, first", [("cpu", "+cpu"), ("amd", "+cpu"), ("nvidia", "")])
 def test_which_build_is_preferred(platform, first, monkeypatch):
-    monkeypatch.setattr(install_torch, "platform", lambda: platform)
+    monkeypatch.setattr(install_torch, "driver_platform", lambda: platform)
     monkeypatch.setenv("ROCM_PATH", "/none")
     wanted = [choice[0] for choice in install_torch.choices()]
     assert wanted[0] == f"torch=={install_torch.VERSION}{first}"
@@ -181,7 +181,7 @@ def test_which_build_is_preferred(platform, first, monkeypatch):
 @pytest.mark.parametrize("variable", ["ROCM_PATH", "HIP_PATH"])
 def test_the_build_for_a_rocm_that_is_installed(tmp_path, monkeypatch, variable):
     """Its layouts: test_preflight.py."""
-    monkeypatch.setattr(install_torch, "platform", lambda: "amd")
+    monkeypatch.setattr(install_torch, "driver_platform", lambda: "amd")
     monkeypatch.delenv("ROCM_PATH", raising=False)
     monkeypatch.setenv(variable, str(tmp_path))
     (tmp_path / ".info").mkdir()
@@ -205,7 +205,7 @@ def run(monkeypatch, arguments: list[str], offered: dict[str, str]) -> tuple[int
 
     monkeypatch.setattr(install_torch, "plan", plan)
     monkeypatch.setattr(install_torch, "find_spec", lambda name: None)
-    monkeypatch.setattr(install_torch, "platform", lambda: "cpu")
+    monkeypatch.setattr(install_torch, "driver_platform", lambda: "cpu")
     monkeypatch.setattr(install_torch, "size", lambda url: 1)
     monkeypatch.setattr(install_torch.subprocess, "run", install)
     return install_torch.main(arguments), asked

@@ -25,7 +25,7 @@ def machine(tmp_path, monkeypatch):
     program = build / "train_llama3"
     program.write_text("#!/bin/sh\necho llamac 0.0.0\n")
     program.chmod(0o755)
-    monkeypatch.setattr(validate, "found_platform", lambda: "cpu")
+    monkeypatch.setattr(validate, "driver_platform", lambda: "cpu")
     return Machine("cpu", build, tmp_path / "out", [], False)
 
 
@@ -106,7 +106,7 @@ MACHINE = "ok    host: 2 cores\nok    torch: 2.11, /home/me/x\nFAIL  IOMMU: on"
 def test_results_of_another_machine(command, machine, monkeypatch, capsys):
     """Where machines share a file system: nothing of theirs is mixed."""
     command({"it": Stage([python("")])})
-    monkeypatch.setattr(validate, "found_platform", lambda: "nvidia")
+    monkeypatch.setattr(validate, "driver_platform", lambda: "nvidia")
     monkeypatch.setattr(validate, "found_gpus", lambda: ["NVIDIA H200"])
     before = (machine.out / "results.json").read_text()
     with pytest.raises(SystemExit):
