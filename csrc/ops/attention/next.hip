@@ -175,10 +175,10 @@ void attention_next_naive(View<T, 3> out, View<T, 4> keys, View<T, 4> values, Vi
     const next::Operands<T> o{row_heads(out), heads(keys), heads(values), row_heads(q), row_heads(k),
                               row_heads(v),   cis.data,    begin.data,    end.data};
     float* const queries = static_cast<float*>(context.workspace);
-    launch(Grid(blocks_for(B * (NH + NKV) * HD / 2, context.threads), context.threads, context.stream),
-           attention_next_naive_kernel_turn<T>, queries, o, B, NH, NKV, HD / 2, S);
-    launch(Grid(blocks_for(B * NH * HD, context.threads), context.threads, context.stream),
-           attention_next_naive_kernel<T>, queries, o, B, NH, NKV, HD, S, scale, window);
+    launch(context.grid(B * (NH + NKV) * HD / 2), attention_next_naive_kernel_turn<T>, queries, o, B, NH, NKV,
+           HD / 2, S);
+    launch(context.grid(B * NH * HD), attention_next_naive_kernel<T>, queries, o, B, NH, NKV, HD, S, scale,
+           window);
 }
 
 // The function is beside the kernels.
@@ -212,25 +212,15 @@ Operation attention_next(
     " test_large(B=2, M=5000, NH=32, NKV=8, HD=64)"
     " test_large(B=1, M=40000, NH=8, NKV=2, HD=128)",
     "attention of the next token of sequences to a cache, which its key and value go to",
-    {{"cpu", "heads over threads, keys and values where they lie", Backend::host,
-      instantiations<attention_next_cpu<float>, attention_next_cpu<bf16>>()},
-     {"vectorized",
-      "keys shared out over blocks and groups of lanes, 128-bit accesses",
-      Backend::device,
-      instantiations<attention_next_vectorized<float>, attention_next_vectorized<bf16>>(),
-      vectorized_constraints,
-      {},
+    {{"cpu", "heads over threads, keys and values where they lie",
+      instantiations<LLAMAC_FLOATS(attention_next_cpu)>()},
+     {"vectorized", "keys shared out over blocks and groups of lanes, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(attention_next_vectorized)>(), vectorized_constraints, blocks_of(256),
       attention_next_vectorized_workspace},
-     {"naive",
-      "one thread per element",
-      Backend::device,
-      instantiations<attention_next_naive<float>, attention_next_naive<bf16>>(),
-      nullptr,
-      {},
-      naive_workspace},
-     {"reference", "plain loops", Backend::host,
-      instantiations<attention_next_reference<float>, attention_next_reference<bf16>,
-                     attention_next_reference<double>>()}},
+     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(attention_next_naive)>(), nullptr,
+      blocks_of(256), naive_workspace},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(attention_next_reference), attention_next_reference<double>>()}},
     next_flops, next_bytes);
 
 }  // namespace
