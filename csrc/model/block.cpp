@@ -56,7 +56,7 @@ void rotate(Model& m, const Tensor& qkv, const CachedRows* cached) {
 // Keys of the cache [B,positions,NKV,HD], of B sequences from `sequence` on, from position `begin` on; values.
 Heads cache_heads(const Model& m, int64_t layer, const KvCache& cache, int64_t sequence, int64_t B,
                   int64_t begin, int64_t end) {
-    const Tensor& all = cache.blocks[static_cast<size_t>(layer)];
+    const Tensor& all = cache.blocks[layer];
     const int64_t NKV = m.config.NKV, HD = m.config.HD, size = size_of(all.dtype);
     Heads seen;
     seen.k =
@@ -124,7 +124,7 @@ void attend(Model& m, int64_t layer, const CachedRows* cached) {
                                   .window = m.config.window_of(layer)});
 }
 
-// The input of a norm, or what a linear adds to its product.
+// The input of a norm, or the residual that a linear adds.
 Tensor residual_of(const Model& m, int64_t layer, const LinearRow& row) {
     return row.residual ? m.activations.blocks[layer].*row.residual : block_input(m, layer);
 }

@@ -18,7 +18,7 @@ Tensor positions_of(const Tensor& cis, int64_t first, int64_t count) {
 // `count` tokens of one sequence, from its token `first` on.
 void prefill_part(Model& m, int64_t sequence, const int32_t* tokens, int64_t first, int64_t count) {
     KvCache& c = *m.cache;
-    const int64_t begin = c.begins[static_cast<size_t>(sequence)], position = begin + first;
+    const int64_t begin = c.begins[sequence], position = begin + first;
     set_batch(m, tokens, tokens, 1, count);
     forward_cached(m, {.cache = &c,
                        .sequence = sequence,
@@ -43,7 +43,7 @@ void launch_next(Model& m) {
     *end = static_cast<int32_t>(c.end++);
     copy_bytes_async(m.context, c.last.data, end, 4);
     const auto work = [&m] { forward_cached(m, {.cache = &*m.cache, .is_next = true}); };
-    // What is watched is launched; ranks gather weights beside the stream, which no graph of it holds.
+    // Observed passes are launched directly; a graph of the stream does not contain the ranks' gathers.
     if (!m.options.graphs || m.hook || m.context.observer || m.ranks) return work();
     if (c.replay.sequences != B) {
         c.replay.graph.reset();
@@ -111,7 +111,7 @@ void begin_sequences(Model& m, std::span<const int64_t> lengths) {
 
 void prefill(Model& m, int64_t sequence, std::span<const int32_t> tokens, std::vector<float>& logits) {
     const auto length = static_cast<int64_t>(tokens.size());
-    CHECK(length > 0 && length == m.cache->end - m.cache->begins[static_cast<size_t>(sequence)]);
+    CHECK(length > 0 && length == m.cache->end - m.cache->begins[sequence]);
     int64_t count = 0;
     for (int64_t first = 0; first < length; first += count) {
         count = std::min(m.options.seq_len, length - first);

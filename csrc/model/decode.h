@@ -24,18 +24,17 @@ struct KvCache {
     CacheSize size;
     std::vector<Tensor> blocks;  // [sequences, positions, 2*NKV, HD]: keys after RoPE, then values
     Tensor cis;                  // [positions, HD/2, 2]
-    // i32 [sequences] and [1], on the device: `begins` and `end`, as the pass of one token of each sequence reads them, so
-    // that it launches the same for every token.
+    // i32 [sequences] and [1]: `begins` and `end` on the device, so that each decode pass has the same launches.
     Tensor first, last;
     std::vector<int32_t> begins;  // of each sequence of the batch
     int64_t end = 0;
 
-    // That pass, of `sequences` sequences. The first one is launched as it is, the next one recorded.
+    // The decode pass of `sequences` sequences. The first one is launched directly, the next one captured.
     struct Replay {
         int64_t sequences = 0;
         std::optional<Graph> graph;
     } replay;
-    // What passes that are under way read from and write to host memory, each in a slot of its own.
+    // Host memory of pending passes.
     struct Slots {
         static constexpr int64_t count = 2;
         explicit Slots(int64_t sequences) : ends(count), tokens(count * sequences) {}

@@ -251,8 +251,8 @@ void Model::allocate() {
 }
 
 void use_micro_batch(Model& m, int64_t k) {
-    std::swap(m.waiting[static_cast<size_t>(m.micro_batch)], m.activations);
-    std::swap(m.waiting[static_cast<size_t>(k)], m.activations);
+    std::swap(m.waiting[m.micro_batch], m.activations);
+    std::swap(m.waiting[k], m.activations);
     m.micro_batch = k;
 }
 
