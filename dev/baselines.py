@@ -132,7 +132,7 @@ BASELINES = {
     "repeat_kv_backward": backward(ops.repeat_kv_inputs, ops.repeat_kv, ("x",), ops.repeat_kv_backward),
     "attention_forward": attention("out", plain, ()),
     "attention_backward": attention("dq dk dv", gradient, ("q", "k", "v")),
-    "attention_next": forward("out keys values", ops.attention_next_inputs, ops.attention_next),
+    "attention_decode": forward("out keys values", ops.attention_decode_inputs, ops.attention_decode),
     "argmax": forward("out", ops.argmax_inputs, ops.argmax),
     "swiglu_forward": forward("out", ops.swiglu_inputs, ops.swiglu),
     "swiglu_backward": backward(ops.swiglu_inputs, ops.swiglu, ("gate_up",), ops.swiglu_backward),

@@ -88,29 +88,29 @@ Tensor without_time(const Tensor& heads) {
 }
 
 // One token of each sequence: RoPE, its place in the cache, and attention.
-void attend_next(Model& m, int64_t layer, const KvCache& cache) {
+void attend_decode(Model& m, int64_t layer, const KvCache& cache) {
     const BlockActivations& a = m.activations.blocks[layer];
     const Heads h = split_heads(m, a.qkv);
     const int64_t B = h.q.shape[0];
     const Heads all = cache_heads(m, layer, cache, 0, B, 0, cache.size.positions);
     Tensor begin = cache.first;
     begin.shape[0] = B;
-    attention_next(m.context, {.out = without_time(attention_heads(m, a.attention)),
-                               .keys = all.k,
-                               .values = all.v,
-                               .q = without_time(h.q),
-                               .k = without_time(h.k),
-                               .v = without_time(h.v),
-                               .cis = cache.cis,
-                               .begin = begin,
-                               .end = cache.last,
-                               .scale = attention_scale(m),
-                               .window = m.config.window_of(layer)});
+    attention_decode(m.context, {.out = without_time(attention_heads(m, a.attention)),
+                                 .keys = all.k,
+                                 .values = all.v,
+                                 .q = without_time(h.q),
+                                 .k = without_time(h.k),
+                                 .v = without_time(h.v),
+                                 .cis = cache.cis,
+                                 .begin = begin,
+                                 .end = cache.last,
+                                 .scale = attention_scale(m),
+                                 .window = m.config.window_of(layer)});
 }
 
 // Attention. RoPE has rotated the queries, except in a pass of one token per cached sequence.
 void attend(Model& m, int64_t layer, const CachedRows* cached) {
-    if (cached && cached->is_next) return attend_next(m, layer, *cached->cache);
+    if (cached && cached->is_decode) return attend_decode(m, layer, *cached->cache);
     const BlockActivations& a = m.activations.blocks[layer];
     Heads h = split_heads(m, a.qkv);
     if (cached) h = cached_heads(m, layer, h, *cached);
@@ -337,7 +337,7 @@ void forward_block(Model& m, int64_t layer, Run run, const CachedRows* cached) {
         quantize_input(m, layer, row, x, false);
         linear_forward(m, a.*row.out, x, linear_weight(m, {layer, &row}),
                        row.adds_residual ? residual_of(m, layer, row) : Tensor{});
-        if (feeds(row, Producer::attention) && !(cached && cached->is_next)) rotate(m, a.qkv, cached);
+        if (feeds(row, Producer::attention) && !(cached && cached->is_decode)) rotate(m, a.qkv, cached);
     }
 }
 

@@ -34,7 +34,7 @@ KvCache::Slots& slots_of(KvCache& c) {
 }
 
 // Launches the pass of one token of each sequence, whose tokens are on the device.
-void launch_next(Model& m) {
+void launch_decode(Model& m) {
     KvCache& c = *m.cache;
     const auto B = static_cast<int64_t>(c.begins.size());
     CHECK(c.end < c.size.positions);
@@ -42,7 +42,7 @@ void launch_next(Model& m) {
     int32_t* const end = slots.ends.data + slots.queued % slots.count;
     *end = static_cast<int32_t>(c.end++);
     copy_bytes_async(m.context, c.last.data, end, 4);
-    const auto work = [&m] { forward_cached(m, {.cache = &*m.cache, .is_next = true}); };
+    const auto work = [&m] { forward_cached(m, {.cache = &*m.cache, .is_decode = true}); };
     // Observed passes are launched directly; a graph of the stream does not contain the ranks' gathers.
     if (!m.options.graphs || m.hook || m.context.observer || m.ranks) return work();
     if (c.replay.sequences != B) {
@@ -89,7 +89,7 @@ void try_cache(Model& m) {
                        .end = c.size.positions,
                        .cis = positions_of(c.cis, 0, T)});
     reshape_activations(m.activations, m.config, c.size.sequences, 1);
-    forward_cached(m, {.cache = &c, .is_next = true});
+    forward_cached(m, {.cache = &c, .is_decode = true});
     std::vector<float> none;
     logits_of_rows(m, 0, c.size.sequences, none);
     likeliest_of_rows(m, m.activations.tokens);
@@ -123,7 +123,7 @@ void prefill(Model& m, int64_t sequence, std::span<const int32_t> tokens, std::v
 void decode(Model& m, std::span<const int32_t> tokens, std::vector<float>& logits) {
     CHECK(!m.cache->slots || m.cache->slots->finished == m.cache->slots->queued);
     set_tokens(m, tokens);
-    launch_next(m);
+    launch_decode(m);
     logits_of_rows(m, 0, static_cast<int64_t>(tokens.size()), logits);
 }
 
@@ -131,7 +131,7 @@ void queue_likeliest(Model& m, std::span<const int32_t> tokens) {
     KvCache::Slots& slots = slots_of(*m.cache);
     CHECK(slots.queued - slots.finished < slots.count);
     set_tokens(m, tokens);
-    launch_next(m);
+    launch_decode(m);
     likeliest_of_rows(m, m.activations.tokens);
     const int64_t slot = slots.queued++ % slots.count;
     const Tensor& found = m.activations.tokens;

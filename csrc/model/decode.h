@@ -50,7 +50,7 @@ void plan_cache(KvCache& cache, const Config& config, CacheSize size, DType dtyp
 // The place of a pass's rows: the next token of each sequence, or T tokens of one sequence.
 struct CachedRows {
     KvCache* cache;
-    bool is_next = false;
+    bool is_decode = false;
     // For T tokens of one sequence: its keys are at positions [begin, end), the rows' own keys at [position, end).
     int64_t sequence = 0, begin = 0, position = 0, end = 0;
     Tensor cis = {};  // of these rows

@@ -71,6 +71,22 @@ inline void attention_backward(const Context& context, const AttentionBackwardCa
     run_by_name<"attention_backward">(context, {call.dq, call.dk, call.dv, call.dout, call.out, call.lse, call.q, call.k, call.v, call.first}, {call.scale, call.causal, call.window});
 }
 
+// attention of the next token of sequences to a cache, which its key and value go to
+struct AttentionDecodeCall {
+    Required out;  // T[B,NH,HD]
+    Required keys, values;  // T[B,M,NKV,HD]
+    Required q;  // T[B,NH,HD]
+    Required k, v;  // T[B,NKV,HD]
+    Required cis;  // A[M,HD/2,2]
+    Required begin;  // i32[B]
+    Required end;  // i32[1]
+    Real scale;
+    Integer window = 0;
+};
+inline void attention_decode(const Context& context, const AttentionDecodeCall& call) {
+    run_by_name<"attention_decode">(context, {call.out, call.keys, call.values, call.q, call.k, call.v, call.cis, call.begin, call.end}, {call.scale, call.window});
+}
+
 // out = softmax(scale * q * transposed k) * v over the keys that a query sees
 struct AttentionForwardCall {
     Required out;  // T[B,T,NH,HD]
@@ -84,22 +100,6 @@ struct AttentionForwardCall {
 };
 inline void attention_forward(const Context& context, const AttentionForwardCall& call) {
     run_by_name<"attention_forward">(context, {call.out, call.lse, call.q, call.k, call.v, call.first}, {call.scale, call.causal, call.window});
-}
-
-// attention of the next token of sequences to a cache, which its key and value go to
-struct AttentionNextCall {
-    Required out;  // T[B,NH,HD]
-    Required keys, values;  // T[B,M,NKV,HD]
-    Required q;  // T[B,NH,HD]
-    Required k, v;  // T[B,NKV,HD]
-    Required cis;  // A[M,HD/2,2]
-    Required begin;  // i32[B]
-    Required end;  // i32[1]
-    Real scale;
-    Integer window = 0;
-};
-inline void attention_next(const Context& context, const AttentionNextCall& call) {
-    run_by_name<"attention_next">(context, {call.out, call.keys, call.values, call.q, call.k, call.v, call.cis, call.begin, call.end}, {call.scale, call.window});
 }
 
 // out += x of another type

@@ -116,7 +116,7 @@ def attention_inputs(c: Case) -> Inputs:
     return {"q": q, "k": k, "v": v, "dout": dout}
 
 
-def attention_next_inputs(c: Case) -> Inputs:
+def attention_decode_inputs(c: Case) -> Inputs:
     """A cache that is full but for its last position."""
     cis = precompute_cis(torch.arange(c.size["M"], device=c.device).float(), frequencies(c))
     cos, sin = (part.contiguous() for part in cis.unbind(-1))
@@ -275,7 +275,7 @@ def repeat_kv_backward(x, dout):
     return dout.unflatten(2, (x.shape[2], -1)).sum(3)
 
 
-def attention_next(q, k, v, keys, values, cos, sin, end):
+def attention_decode(q, k, v, keys, values, cos, sin, end):
     """All positions are seen: no mask."""
     angles = cos[end], sin[end]
     keys.index_copy_(1, end, rope(k[:, None], *angles))
