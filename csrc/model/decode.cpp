@@ -92,7 +92,7 @@ void try_cache(Model& m) {
     forward_cached(m, {.cache = &c, .is_decode = true});
     std::vector<float> none;
     logits_of_rows(m, 0, c.size.sequences, none);
-    likeliest_of_rows(m, m.activations.tokens);
+    argmax_of_rows(m, m.activations.tokens);
     reshape_activations(m.activations, m.config, m.options.batch_size, m.options.seq_len);
 }
 
@@ -127,12 +127,12 @@ void decode(Model& m, std::span<const int32_t> tokens, std::vector<float>& logit
     logits_of_rows(m, 0, static_cast<int64_t>(tokens.size()), logits);
 }
 
-void queue_likeliest(Model& m, std::span<const int32_t> tokens) {
+void queue_argmax(Model& m, std::span<const int32_t> tokens) {
     KvCache::Slots& slots = slots_of(*m.cache);
     CHECK(slots.queued - slots.finished < slots.count);
     set_tokens(m, tokens);
     launch_decode(m);
-    likeliest_of_rows(m, m.activations.tokens);
+    argmax_of_rows(m, m.activations.tokens);
     const int64_t slot = slots.queued++ % slots.count;
     const Tensor& found = m.activations.tokens;
     copy_bytes_async(m.context, slots.tokens.data + slot * m.cache->size.sequences, found.data,
@@ -140,12 +140,12 @@ void queue_likeliest(Model& m, std::span<const int32_t> tokens) {
     slots.done[slot].record(m.context.stream);
 }
 
-void finish_likeliest(Model& m, std::span<int32_t> likeliest) {
+void finish_argmax(Model& m, std::span<int32_t> found) {
     KvCache::Slots& slots = *m.cache->slots;
-    CHECK(likeliest.size() == m.cache->begins.size() && slots.finished < slots.queued);
+    CHECK(found.size() == m.cache->begins.size() && slots.finished < slots.queued);
     const int64_t slot = slots.finished++ % slots.count;
     slots.done[slot].wait();
-    std::copy_n(slots.tokens.data + slot * m.cache->size.sequences, likeliest.size(), likeliest.begin());
+    std::copy_n(slots.tokens.data + slot * m.cache->size.sequences, found.size(), found.begin());
 }
 
 }  // namespace llamac

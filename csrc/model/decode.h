@@ -69,7 +69,7 @@ void decode(Model& model, std::span<const int32_t> tokens, std::vector<float>& l
 // The same for the argmax of each sequence's logits, which stays on the device. Enqueues the pass and does not wait. tokens: one per
 // sequence; empty: the argmax of the last pass, also before the host has read it. At most Slots::count passes may be pending; each
 // needs one call of the function below, which waits for it.
-void queue_likeliest(Model& model, std::span<const int32_t> tokens = {});
-void finish_likeliest(Model& model, std::span<int32_t> likeliest);
+void queue_argmax(Model& model, std::span<const int32_t> tokens = {});
+void finish_argmax(Model& model, std::span<int32_t> found);
 
 }  // namespace llamac

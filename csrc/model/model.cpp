@@ -325,8 +325,8 @@ void logits_of_rows(Model& m, int64_t first, int64_t count, std::vector<float>& 
     });
 }
 
-void likeliest_of_rows(Model& m, const Tensor& likeliest) {
-    const Tensor all = reshape(likeliest, {likeliest.elements()});
+void argmax_of_rows(Model& m, const Tensor& found) {
+    const Tensor all = reshape(found, {found.elements()});
     for_logits(m, 0, all.shape[0], [&](int64_t done, const Tensor& rows) {
         argmax(m.context, {.out = slice_rows(all, done, rows.shape[0]), .x = rows});
     });
