@@ -354,7 +354,7 @@ void update_fp8_scales(Model& m) {
     if (!m.fp8 || m.fp8->options.scaling != Fp8Scaling::delayed) return;
     Fp8State& f = *m.fp8;
     const Tensor amax = make_tensor(f.amax.data, f.amax.dtype, {f.slots});
-    largest_over_ranks(m, amax);
+    max_over_ranks(m, amax);
     make_scales(m, amax);
     if (!m.context.dry_run) f.measured.assign(f.measured.size(), true);
 }

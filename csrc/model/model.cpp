@@ -127,7 +127,7 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch) {
     const Range range("backward");
     const Activations& a = m.activations;
     const Parameters& p = m.parameters;
-    const bool accumulate = kernels_add(m, micro_batch);
+    const bool accumulate = accumulates_in_place(m, micro_batch);
     if (p.holds_head()) {
         show(m, "dact", &Activations::final_norm, a.dnorm);
         norm_backward(m, final_norm(m), a.dnorm, false, {}, accumulate);
@@ -287,7 +287,7 @@ void backward_layers(Model& m, bool first, bool last) {
     const MicroBatch micro_batch{first, last};
     if (m.parameters.holds_head()) {
         begin_fp8_pass(m, true, first);  // the head's weight has codes of its own
-        run_head(m, {true, kernels_add(m, micro_batch)});
+        run_head(m, {true, accumulates_in_place(m, micro_batch)});
         if (m.options.skip_nonfinite)
             global_norm(m.context,
                         {.squares = m.loss_squares, .x = m.activations.losses, .accumulate = !first});

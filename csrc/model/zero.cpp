@@ -136,7 +136,7 @@ void gather_weights(Model& m, int64_t segment, int64_t next) {
     if (!p.weight_slots.overlap(p.slot_of(segment), p.slot_of(next))) begin_to_gather(m, next);
 }
 
-bool kernels_add(const Model& m, const MicroBatch& micro_batch) {
+bool accumulates_in_place(const Model& m, const MicroBatch& micro_batch) {
     return !micro_batch.first && !m.options.sharding.shares_gradients();
 }
 
@@ -196,7 +196,7 @@ void sum_over_shards(Model& m, const Tensor& x) {
     if (!is_alone(m)) reduce_among(m, group_of(m), x, Reduction::sum);
 }
 
-void largest_over_ranks(Model& m, const Tensor& x) {
+void max_over_ranks(Model& m, const Tensor& x) {
     if (!is_alone(m)) reduce_among(m, *m.ranks, x, Reduction::max);
 }
 

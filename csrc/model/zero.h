@@ -23,7 +23,7 @@ void join_exchanges(Model& model);
 // Before a segment computes. next: the following segment (-1: none), gathered meanwhile unless its buffer overlaps.
 void gather_weights(Model& model, int64_t segment, int64_t next);
 // Whether kernels add to the gradients of earlier micro-batches. Sharded gradients are added after their reduction instead.
-bool kernels_add(const Model& model, const MicroBatch& micro_batch);
+bool accumulates_in_place(const Model& model, const MicroBatch& micro_batch);
 // Before kernels write the segment's gradients: waits for the reduction that still reads their memory.
 void begin_gradients(Model& model, int64_t segment);
 // When the segment's gradients are complete. Shared gradients are summed over the ranks after each micro-batch, others after
@@ -33,7 +33,7 @@ void reduce_gradients(Model& model, int64_t segment, const MicroBatch& micro_bat
 void sum_over_ranks(Model& model, const Tensor& x);
 void sum_over_shards(Model& model, const Tensor& x);
 // x = its largest value over all ranks.
-void largest_over_ranks(Model& model, const Tensor& x);
+void max_over_ranks(Model& model, const Tensor& x);
 // When all weights of the segment are updated.
 void exchange_updated_weights(Model& model, int64_t segment);
 
