@@ -150,7 +150,7 @@ def attention_backward(i, causal=True, window=0):
     return dict(zip(("dq", "dk", "dv"), gradients(attend, [i["q"], i["k"], i["v"]], i["dout"])))
 
 
-def attention_next(i):
+def attention_decode(i):
     """One sequence after the other, its keys and values by the reference's formulas."""
     keys, values, end = i["keys"].clone(), i["values"].clone(), int(i["end"][0])
     outs = []
@@ -309,7 +309,7 @@ HEADS = [
     )
 ]
 CACHED = [size | {"S": size["T"] + more} for size, more in zip(HEADS, (0, 130, 1, 64, 0, 38, 7))]
-NEXT = [
+DECODE = [
     {"B": b, "NH": h, "NKV": n, "HD": d, "M": m}
     for b, h, n, d, m in (
         (1, 1, 1, 2, 1),
@@ -364,7 +364,7 @@ CASES = {
     "repeat_kv_backward": Case(repeat_kv_backward, HEADS, backward=True),
     "attention_forward": Case(attention_forward, HEADS, (SCALE,), absent=("first",)),
     "attention_backward": Case(attention_backward, HEADS, (SCALE,), backward=True, absent=("first",)),
-    "attention_next": Case(attention_next, NEXT, (SCALE,)),
+    "attention_decode": Case(attention_decode, DECODE, (SCALE,)),
     "argmax": Case(argmax, CLASSES),
     "swiglu_forward": Case(swiglu_forward, FEED),
     "swiglu_backward": Case(swiglu_backward, FEED, backward=True),

@@ -140,8 +140,7 @@ void write_checkpoint_to(const OpenFolder& parent, const std::string& name, Mani
     ranks.together("checkpoint", [&] {
         if (!made) return;
         for (int64_t rank = 1; rank < ranks.count; rank++)
-            for (const FileRecord& record : parse_records(all_ranks[static_cast<size_t>(rank)]))
-                manifest.files.push_back(record);
+            for (const FileRecord& record : parse_records(all_ranks[rank])) manifest.files.push_back(record);
         write_file(folder, "manifest.json", manifest_text(manifest));
         made->finish();
     });
@@ -203,7 +202,7 @@ Manifest open_checkpoint(const std::string& directory, const Ranks& ranks) {
         return ranks.gather("damage", damage);
     };
     const std::vector<std::string> unread = check([&] { manifest = read_manifest(directory); });
-    // Nobody calls damaged what another rank reads, from a file system that this one may not see.
+    // A rank that finds damage where others do not may see another file system.
     for (size_t rank = 1; rank < unread.size(); rank++)
         if (unread[rank].empty() != unread[0].empty())
             ranks.together("checkpoint", [&] {

@@ -126,7 +126,7 @@ constexpr const char *norm_names[] = {"rmsnorm"}, *activations[] = {"silu"}, *po
                      *rope_types[] = {"default", "linear", "llama3", "yarn"},
                      *layer_types[] = {"full_attention", "sliding_attention"};
 
-// What YaRN multiplies cosines and sines by (Peng et al., 2023, equation 22).
+// YaRN's factor of cosines and sines (Peng et al., 2023, equation 22).
 double yarn_attention(const ConfigFields& s, double factor) {
     const auto of = [&](double scale) { return factor <= 1 ? 1.0 : 0.1 * scale * std::log(factor) + 1.0; };
     const double own = s.option_or("attention_factor", 0), some = s.option_or("mscale", 0),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 
 #include "core/file.h"
 #include "core/folder.h"
@@ -23,6 +24,24 @@ constexpr struct {
     const char *name, *role;
 } first_files[] = {
     {"config.json", "config"}, {"model.safetensors", "weights"}, {"optimizer.safetensors", "optimizer"}};
+
+// The fields of a manifest that describe the run. low: the least value.
+constexpr struct {
+    const char* name;
+    int64_t Manifest::* member;
+    int64_t low;
+} integers[] = {{"step", &Manifest::step, 0},           {"data_position", &Manifest::data_position, 0},
+                {"seed", &Manifest::seed, 0},           {"world_size", &Manifest::world_size, 1},
+                {"seq_len", &Manifest::seq_len, 1},     {"batch_size", &Manifest::batch_size, 1},
+                {"sequences", &Manifest::sequences, 0}, {"total_batch_size", &Manifest::total_batch_size, 1}};
+constexpr struct {
+    const char* name;
+    std::string Manifest::* member;
+    const char *a, *b;  // the values
+} choices[] = {{"dtype", &Manifest::dtype, "f32", "bf16"},
+               {"grad_dtype", &Manifest::grad_dtype, "f32", "bf16"},
+               {"optimizer_state", &Manifest::optimizer_state, "f32", "bf16"},
+               {"master_weights", &Manifest::master_weights, "on", "off"}};
 
 // The manifest's last line is a checksum of all bytes before it: no change to the file goes unseen.
 std::string seal(const std::string& text) {
@@ -58,11 +77,9 @@ struct ManifestFields {
             fail(where, ": ", name, ": expected ", a, " or ", b, ", found ", quote(value));
         return value;
     }
-    template <size_t N>
-    void only(const char* const (&known)[N]) const {
+    void only(const std::set<std::string>& known) const {
         for (const auto& item : object.items())
-            if (std::count(known, known + N, item.key()) == 0)
-                fail(where, ": unknown field ", quote(item.key()));
+            if (!known.count(item.key())) fail(where, ": unknown field ", quote(item.key()));
     }
 };
 
@@ -92,10 +109,9 @@ std::vector<FileRecord> parse_files_1(const json& files, const std::string& wher
         record.name = name, record.role = role;
         records.push_back(record);
     }
-    for (const auto& item : files.items())
-        if (std::none_of(records.begin(), records.end(),
-                         [&](const FileRecord& r) { return r.name == item.key(); }))
-            fail(where, ": unknown field ", quote(item.key()));
+    std::set<std::string> known;
+    for (const auto& [name, role] : first_files) known.insert(name);
+    ManifestFields{files, where}.only(known);
     return records;
 }
 
@@ -184,23 +200,13 @@ std::vector<FileRecord> parse_records(const std::string& text) {
 }
 
 std::string manifest_text(const Manifest& m) {
-    const ordered_json fields = {{"format", format_2},
-                                 {"step", m.step},
-                                 {"data_position", m.data_position},
-                                 {"seed", m.seed},
-                                 {"world_size", m.world_size},
-                                 {"seq_len", m.seq_len},
-                                 {"batch_size", m.batch_size},
-                                 {"sequences", m.sequences},
-                                 {"total_batch_size", m.total_batch_size},
-                                 {"dtype", m.dtype},
-                                 {"grad_dtype", m.grad_dtype},
-                                 {"optimizer_state", m.optimizer_state},
-                                 {"master_weights", m.master_weights},
-                                 {"kernels", m.kernels},
-                                 {"gemms", to_json(m.gemms)},
-                                 {"config", m.config},
-                                 {"files", to_json(m.files)}};
+    ordered_json fields = {{"format", format_2}};
+    for (const auto& field : integers) fields[field.name] = m.*field.member;
+    for (const auto& field : choices) fields[field.name] = m.*field.member;
+    fields.update({{"kernels", m.kernels},
+                   {"gemms", to_json(m.gemms)},
+                   {"config", m.config},
+                   {"files", to_json(m.files)}});
     std::string text = fields.dump(1);
     text.resize(text.size() - 2);  // "\n}"
     return text + seal(text);
@@ -218,22 +224,13 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
     const std::string format = fields.one_of("format", format_2, format_1);
     if (!is_whole_manifest(text))
         fail(where, ": its checksum is not that of its text: it was changed or cut short");
-    fields.only({"format", "step", "data_position", "seed", "world_size", "seq_len", "batch_size",
-                 "sequences", "total_batch_size", "dtype", "grad_dtype", "optimizer_state", "master_weights",
-                 "kernels", "gemms", "config", "files", "xxh3"});
+    std::set<std::string> known = {"format", "kernels", "gemms", "config", "files", "xxh3"};
+    for (const auto& field : integers) known.insert(field.name);
+    for (const auto& field : choices) known.insert(field.name);
+    fields.only(known);
     Manifest m;
-    m.step = fields.integer("step", 0);
-    m.data_position = fields.integer("data_position", 0);
-    m.seed = fields.integer("seed", 0);
-    m.world_size = fields.integer("world_size", 1);
-    m.seq_len = fields.integer("seq_len", 1);
-    m.batch_size = fields.integer("batch_size", 1);
-    m.sequences = fields.integer("sequences", 0);
-    m.total_batch_size = fields.integer("total_batch_size", 1);
-    m.dtype = fields.one_of("dtype", "f32", "bf16");
-    m.grad_dtype = fields.one_of("grad_dtype", "f32", "bf16");
-    m.optimizer_state = fields.one_of("optimizer_state", "f32", "bf16");
-    m.master_weights = fields.one_of("master_weights", "on", "off");
+    for (const auto& field : integers) m.*field.member = fields.integer(field.name, field.low);
+    for (const auto& field : choices) m.*field.member = fields.one_of(field.name, field.a, field.b);
     for (const auto& item : fields.object_at("kernels").items()) {
         if (!item.value().is_string())
             fail(where, ": kernels: ", quote(item.key()), ": expected a string, found ",

@@ -30,7 +30,7 @@ struct Manifest {
     int64_t total_batch_size = 0;  // tokens per step, never 0
     std::string dtype, grad_dtype, optimizer_state, master_weights;  // as the flags have them
     std::map<std::string, std::string> kernels;                      // operation -> variant
-    GemmChoices gemms;                                               // what computed the matrix products
+    GemmChoices gemms;                                               // algorithms of the matrix products
     nlohmann::json config;                                           // the resolved options
     std::vector<FileRecord> files;                                   // by write_checkpoint
 };

@@ -57,7 +57,7 @@ void move_into(const OpenFolder& deeper, const OpenFolder& folder, const std::st
     folder.remove(name);
 }
 
-// Moves what an earlier run left into the first previous_N that does not exist yet; returns its path.
+// Moves an earlier run's files into the first previous_N that does not exist yet; returns its path.
 std::string set_aside(const OpenFolder& folder, const std::vector<std::string>& names) {
     int n = 1;
     while (folder.has("previous_" + std::to_string(n))) n++;
@@ -76,11 +76,10 @@ bool is_own(const std::string& name) {
 
 }  // namespace
 
-// flock, and no record lock of fcntl: those end when this process closes any descriptor of the file, and two trainers of
-// one process would not see each other. The open file description locks of fcntl (F_OFD_SETLK) are as good as flock's,
-// and on NFS both become a lock of the server (flock since Linux 2.6.12), which frees it when the client's lease ends.
-// flock is what Python's fcntl has by name, and what scripts can wait for: `flock --timeout 600 OUT/.lock true`.
-// Children do not hold it: the descriptor is closed on exec, and freed here by name, not by the last close.
+// flock, not fcntl's record lock: that ends when the process closes any descriptor of the file, and two trainers of one process
+// would not see each other. On NFS, flock becomes a lock of the server, which frees it when the client's lease ends. Python has
+// it by name, and scripts can wait for it: `flock --timeout 600 OUT/.lock true`. Children do not hold it: the descriptor is
+// closed on exec, and the destructor unlocks explicitly.
 FolderLock::FolderLock(const OpenFolder& in)
     : FolderLock(in, -1) {  // so that an error below runs the destructor
     // A few times: an owner that ends is waited for, and one that has just started has written who it is.
@@ -101,8 +100,8 @@ FolderLock::~FolderLock() {
     close(fd);
 }
 
-// Opens the file and tries to lock it. The file stays when the lock is given back: removing it would let a run that has
-// opened it lock a file that nobody else finds.
+// Opens the file and tries to lock it. The file is never removed: a run that had opened it before would lock a file that no
+// other run finds.
 bool FolderLock::take() {
     const std::string path = folder.path + "/" + name;
     fd = openat(folder.fd, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
@@ -196,7 +195,7 @@ std::vector<std::string> OutputFolder::prepare(const std::string& checkpoint, in
     if (!opened) {
         create_folder(path);
         open();
-        // Whoever looked for a checkpoint found none then.
+        // The search for a checkpoint found no folder.
         for (const std::string& name : opened->names())
             if (step_of(name) || is_own(name))
                 fail(path, ": expected no folder, as when this run started, found ", name,

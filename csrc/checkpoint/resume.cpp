@@ -38,7 +38,7 @@ ResumePoint newest_checkpoint(const std::string& out, const Ranks& ranks) {
     return point;
 }
 
-// Whoever names a checkpoint gets this one or an error, and no other.
+// A named checkpoint is never replaced by another one.
 ResumePoint named_checkpoint(const std::string& directory, const Ranks& ranks) {
     try {
         return {directory, open_checkpoint(directory, ranks), {}};

@@ -8,11 +8,10 @@
 
 namespace llamac {
 
-// Throws Error where an operand's address is not aligned; where an output overlaps itself or another operand, except
-// where it has exactly the memory of an input that it may_share; where a scalar that marks rows is not of 32 bits; and
-// where an index is out of bounds. What run() refuses is left to it. memory: where the operands are; indices in that of a
-// device are not read. wide: bit i is set where operand i is the lower halves of int64s, whose upper halves count as
-// well. fresh: bit i is set where the caller has allocated output i for this call; it overlaps nothing.
+// Throws Error for an address that is not aligned; for an output that overlaps itself or another operand, other than exactly an
+// input that it may_share; for a marker of ignored rows beyond 32 bits; and for an index out of bounds. memory: where the
+// operands are; indices in device memory are not read. wide: bit i: operand i is the lower halves of int64s, whose values are
+// checked. fresh: bit i: output i was allocated for this call and overlaps nothing.
 void check_memory(const Operation& op, std::span<const Tensor> tensors, std::span<const Scalar> scalars,
                   Backend memory, uint32_t wide = 0, uint32_t fresh = 0);
 

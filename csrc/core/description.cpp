@@ -36,6 +36,10 @@ struct Parser {
     void skip_space() {
         while (*at == ' ') at++;
     }
+    const char* here() {
+        skip_space();
+        return at;
+    }
     bool eat(const char* token) {
         skip_space();
         const size_t n = std::strlen(token);
@@ -77,15 +81,14 @@ struct Parser {
         return value;
     }
 
-    // ---- names of what stands elsewhere in the text: resolved when all of it is read
+    // ---- references to other parts of the text, resolved at its end
 
     struct Place {
         const char* at;
         std::string name;
     };
     Place reference(const char* expected) {
-        skip_space();
-        const char* begin = at;
+        const char* begin = here();
         return {begin, word(expected)};
     }
     template <class Items>
@@ -111,14 +114,13 @@ struct Parser {
     // ---- types
 
     void parse_choices(TypeLetter& t) {
-        skip_space();
-        const char* begin = at;
+        const char* begin = here();
         if (eat_word("arithmetic")) {
             need("(");
             const Place of = reference("a type letter before this one");
             t.arithmetic_of = of.name.size() == 1 ? op.find_type(of.name[0]) : -1;
             if (t.arithmetic_of < 0) at = of.at, fail_here("a type letter before this one");
-            for (const DType of_choice : op.types[static_cast<size_t>(t.arithmetic_of)].choices)
+            for (const DType of_choice : op.types[t.arithmetic_of].choices)
                 if (const DType a = info(of_choice).arithmetic; !t.takes(a)) t.choices.push_back(a);
             need(")");
             return;
@@ -127,8 +129,7 @@ struct Parser {
         if (t.choices.empty()) at = begin, fail_here("types or 'arithmetic'");
     }
     void parse_type_letter() {
-        skip_space();
-        const char* begin = at;
+        const char* begin = here();
         const std::string letter = word("a type letter");
         if (letter.size() != 1 || !std::isupper(static_cast<unsigned char>(letter[0])) ||
             op.find_type(letter[0]) >= 0)
@@ -186,8 +187,7 @@ struct Parser {
     }
     // One mark; false where there is none.
     bool parse_mark(Operand& o, OperandMarks& m) {
-        skip_space();
-        const char* begin = at;
+        const char* begin = here();
         const auto only = [&](bool fits, const char* expected) {
             if (!fits) at = begin, fail_here(expected);
         };
@@ -225,16 +225,14 @@ struct Parser {
         return true;
     }
     void parse_operand(bool output) {
-        skip_space();
-        const char* begin = at;
+        const char* begin = here();
         Operand o;
         OperandMarks m;
         o.output = output;
         o.name = word("the name of an operand");
         if (op.find_operand(o.name) >= 0) at = begin, fail_here("a name that no other operand has");
         o.nullable = eat("?");
-        skip_space();
-        const char* tilde = at;
+        const char* tilde = here();
         o.in_place = eat("~");
         if (o.in_place && !output) at = tilde, fail_here("'~' only after an output");
         need(":");
@@ -261,8 +259,7 @@ struct Parser {
         return v;
     }
     void parse_scalar() {
-        skip_space();
-        const char* begin = at;
+        const char* begin = here();
         ScalarInfo s{word("the name of a scalar"), 0, {}, {}, false};
         if (op.find_scalar(s.name) >= 0 || op.find_operand(s.name) >= 0)
             at = begin, fail_here("a name that no other scalar or operand has");
@@ -275,12 +272,10 @@ struct Parser {
             s.kind = 'b';
         else
             fail_here("float, int or bool");
-        skip_space();
-        const char* const limit = at;
+        const char* const limit = here();
         s.not_negative = eat(">=0");
         if (s.not_negative && s.kind != 'i') at = limit, fail_here("'>=0' only after an int");
-        skip_space();
-        const char* const after = at;
+        const char* const after = here();
         if (eat("="))
             s.missing = value("the value of a call that leaves it out");
         else if (!op.scalars.empty() && op.scalars.back().missing)
@@ -300,12 +295,12 @@ struct Parser {
     }
     int input_of(const Place& p) {
         const int i = resolve(p, op.operands, "an input");
-        if (op.operands[static_cast<size_t>(i)].output) at = p.at, fail_here("an input");
+        if (op.operands[i].output) at = p.at, fail_here("an input");
         return i;
     }
     int scalar_of(const Place& p, char kind, const char* expected) {
         const int s = resolve(p, op.scalars, expected);
-        if (op.scalars[static_cast<size_t>(s)].kind != kind) at = p.at, fail_here(expected);
+        if (op.scalars[s].kind != kind) at = p.at, fail_here(expected);
         return s;
     }
 
@@ -333,7 +328,7 @@ struct Parser {
                     if (o.shape[k].symbol == d &&
                         (k > 0 || o.shape[k].factor != 1 || o.shape[k].divisor != 1))
                         at = p.at, fail_here("a letter that only begins shapes");
-            op.dimensions[static_cast<size_t>(d)].splits = true;
+            op.dimensions[d].splits = true;
         }
     }
     // "dx: grad x", "dout: grad out", "x: sum", or "weight" for "weight: weight".
@@ -346,8 +341,7 @@ struct Parser {
         }
         if (gives && !b.gradient) at = own.at, fail_here("': grad' and an input");
         b.source = gives ? input_of(own) : resolve(own, op.operands, "an operand");
-        if (!gives && b.gradient && !op.operands[static_cast<size_t>(b.source)].output)
-            at = own.at, fail_here("an output");
+        if (!gives && b.gradient && !op.operands[b.source].output) at = own.at, fail_here("an output");
         return b;
     }
     void parse_derivative() {
@@ -393,7 +387,7 @@ struct Parser {
     void parse_clause() {
         if (eat_word("empty")) {
             for (const Place& p : arguments("a dimension letter"))
-                op.dimensions[static_cast<size_t>(dimension_of(p))].may_be_zero = true;
+                op.dimensions[dimension_of(p)].may_be_zero = true;
         } else if (eat_word("rows")) {
             parse_rows();
         } else if (eat_word("multiple")) {
@@ -488,7 +482,7 @@ Description parse_description(const char* text) {
 }
 
 std::string type_text(const Description& op, const Operand& o) {
-    return o.letter < 0 ? name(o.dtype) : std::string(1, op.types[static_cast<size_t>(o.letter)].letter);
+    return o.letter < 0 ? name(o.dtype) : std::string(1, op.types[o.letter].letter);
 }
 
 std::string dimension_text(const Description& op, const Operand& o) {
@@ -496,7 +490,7 @@ std::string dimension_text(const Description& op, const Operand& o) {
     for (const Dimension& d : o.shape) {
         if (text.size() > 1) text += ",";
         if (d.factor != 1 || d.symbol < 0) text += std::to_string(d.factor);
-        if (d.symbol >= 0) text += op.dimensions[static_cast<size_t>(d.symbol)].name;
+        if (d.symbol >= 0) text += op.dimensions[d.symbol].name;
         if (d.divisor != 1) text += "/" + std::to_string(d.divisor);
     }
     return text + "]";

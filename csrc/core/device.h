@@ -8,7 +8,7 @@ namespace llamac {
 constexpr int max_threads_per_block = 1024;  // on every device
 constexpr int max_warps = max_threads_per_block / warp_size;
 
-// ---- 128 bits: what one access of a thread moves at best. Four floats or eight bf16.
+// ---- 128 bits, the widest access of a thread: four floats or eight bf16.
 template <class T>
 constexpr int vector_size = 16 / sizeof(T);
 
@@ -49,8 +49,7 @@ __device__ inline uint4 pack(const float (&x)[8]) {
                       bf16_pair(x[6], x[7]));
 }
 
-// vector_size elements of a row of C, from element c on: one access where `whole` (is_whole of the operand),
-// else one an element; zeros from C on.
+// vector_size elements of a row of C from element c on, zeros beyond C. whole: one access (is_whole of the operand).
 template <bool whole, class T>
 __device__ inline uint4 load_part(const T* row, int64_t c, int64_t C) {
     if constexpr (whole) {
@@ -103,8 +102,8 @@ __device__ inline float warp_max(float value) {
     return value;
 }
 
-// The sum over the block, in every thread. Blocks of whole warps, in x alone. warps[max_warps]: LDS that
-// nobody uses until the next barrier after this returns.
+// The sum over the block, in every thread. Blocks of whole warps, in x alone. warps[max_warps]: LDS that stays unused until
+// the next barrier.
 __device__ inline float block_sum(float value, float* warps) {
     value = warp_sum(value);
     if (lane_index() == 0) warps[warp_index()] = value;
@@ -138,16 +137,7 @@ Heads<T> heads(const View<T, 4>& x) {
     return {x.data, x.stride[0], x.stride[1], x.stride[2]};
 }
 
-// ---- grids
-// Blocks of `per_block` that hold `count`.
-inline unsigned blocks_for(int64_t count, int64_t per_block) {
-    const int64_t blocks = (count + per_block - 1) / per_block;
-    CHECK(blocks >= 0 && blocks < (int64_t{1} << 31));
-    return static_cast<unsigned>(blocks < 1 ? 1 : blocks);
-}
-
-// Whether rows of C elements, one after another from these addresses on, are whole 128-bit vectors of `size`
-// elements each. Null counts as whole.
+// Whether contiguous rows of C elements at these addresses are whole 128-bit vectors of `size` elements. Null counts as whole.
 inline bool is_whole(std::initializer_list<const void*> data, int64_t C, int size) {
     bool whole = C % size == 0;
     for (const void* p : data) whole &= reinterpret_cast<uintptr_t>(p) % 16 == 0;

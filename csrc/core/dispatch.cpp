@@ -13,7 +13,7 @@ namespace {
 // Binds the letter of dimension d to a size, or compares.
 void bind_dimension(const Operation& op, const Operand& o, const Tensor& t, int d, int64_t* size) {
     const auto found = [&] { return shape_text(t.shape, t.rank); };  // a call pays for no text
-    const Dimension& dim = o.shape[static_cast<size_t>(d)];
+    const Dimension& dim = o.shape[d];
     const int64_t scaled = t.shape[d] * dim.divisor;
     int64_t expected = dim.factor;
     if (dim.symbol >= 0) {
@@ -23,7 +23,7 @@ void bind_dimension(const Operation& op, const Operand& o, const Tensor& t, int 
         if (size[dim.symbol] < 0) size[dim.symbol] = scaled / dim.factor;
         expected *= size[dim.symbol];
         if (expected % dim.divisor)
-            fail(op.name, ": ", op.dimensions[static_cast<size_t>(dim.symbol)].name, " = ", size[dim.symbol],
+            fail(op.name, ": ", op.dimensions[dim.symbol].name, " = ", size[dim.symbol],
                  ", expected a multiple of ", dim.divisor);
     }
     if (scaled != expected)
@@ -36,7 +36,7 @@ void bind_shape(const Operation& op, const Operand& o, const Tensor& t, int64_t*
         fail(op.name, ": ", o.name, " has shape ", shape_text(t.shape, t.rank), ", expected ",
              dimension_text(op, o));
     for (int d = 0; d < t.rank; d++) {
-        const Dimension& dim = o.shape[static_cast<size_t>(d)];
+        const Dimension& dim = o.shape[d];
         if (dim.is_letter()) {  // nearly all are: no divisions
             if (size[dim.symbol] < 0) size[dim.symbol] = t.shape[d];
             if (size[dim.symbol] == t.shape[d]) continue;
@@ -72,7 +72,7 @@ bool takes(const Instantiation& e, const Operation& op, const Tensor* tensors) {
 
 // Naive kernels have a thread for each element, in one dimension of the grid.
 bool fits_a_grid(const Variant& v, const Call& call) {
-    if (v.backend == Backend::host || std::strcmp(v.name, "naive") != 0) return true;
+    if (v.backend() == Backend::host || std::strcmp(v.name, "naive") != 0) return true;
     return std::all_of(call.tensor, call.tensor + call.op->operands.size(), [](const Tensor& t) {
         return !t.data || t.elements() < device_properties().grid_threads - 1024;  // a block's, to round up
     });
@@ -95,7 +95,7 @@ constexpr const char* optimized = "optimized";  // the name of the default varia
 std::vector<const Variant*> default_variants(const Operation& op, Backend backend) {
     std::vector<const Variant*> variants;
     for (const Variant& v : op.variants)
-        if (v.backend == backend && v.deterministic) variants.push_back(&v);
+        if (v.backend() == backend && v.deterministic) variants.push_back(&v);
     return variants;
 }
 
@@ -114,7 +114,7 @@ Choice choose_among(const Operation& op, const Call& call, Backend backend,
                     std::span<const Variant* const> candidates) {
     std::string names;
     for (const Variant* v : candidates)
-        if (v->backend != backend && !device_properties().emulated)
+        if (v->backend() != backend && !device_properties().emulated)
             fail(op.name, ": variant ", v->name, " computes on the ",
                  backend == Backend::host ? "device, the call's operands are the host's"
                                           : "host, the call's operands are the device's");
@@ -124,14 +124,14 @@ Choice choose_among(const Operation& op, const Call& call, Backend backend,
     fail(op.name, ": variant ", names, " does not take these shapes, types or strides");
 }
 
-// variant: the name of what is to run; null: one of those that the context chooses, else of the default ones.
+// variant: its name; null: one of the context's choices, else of the defaults.
 Choice choose(const Operation& op, const Call& call, const Context& context, const char* variant) {
     if (variant)
         return choose_among(op, call, context.backend, variants_called(op, variant, context.backend));
     if (const auto* chosen = context.kernels ? context.kernels->of(op) : nullptr)
         return choose_among(op, call, context.backend, *chosen);
     for (const Variant& v : op.variants)
-        if (v.backend == context.backend && v.deterministic)
+        if (v.backend() == context.backend && v.deterministic)
             if (const Instantiation* entry = instantiation_for(v, call)) return {&v, entry};
     fail(op.name, ": no variant takes these shapes, types or strides");
 }
@@ -149,29 +149,29 @@ std::vector<Scalar> complete(const Operation& op, std::span<const Scalar> given)
     return all;
 }
 
-// Whole groups of heads, say.
+// multiple(NH, NKV) and the like.
 void check_multiples(const Operation& op, const int64_t* size) {
     for (size_t d = 0; d < op.dimensions.size(); d++) {
         const int of = op.dimensions[d].multiple_of;
         if (of >= 0 && size[of] > 0 && size[d] % size[of])
             fail(op.name, ": ", op.dimensions[d].name, " = ", size[d], ", expected a multiple of ",
-                 op.dimensions[static_cast<size_t>(of)].name, " = ", size[of]);
+                 op.dimensions[of].name, " = ", size[of]);
     }
 }
 
-// No more queries than keys, say.
+// at_most(T, S, causal) and the like.
 void check_limits(const Operation& op, std::span<const Scalar> scalars, const int64_t* size) {
     for (size_t d = 0; d < op.dimensions.size(); d++) {
         const DimensionInfo& limited = op.dimensions[d];
-        if (limited.at_most < 0 || !scalars[static_cast<size_t>(limited.at_most_if)].integer) continue;
+        if (limited.at_most < 0 || !scalars[limited.at_most_if].integer) continue;
         if (size[d] > size[limited.at_most])
             fail(op.name, ": ", limited.name, " = ", size[d], ", expected at most ",
-                 op.dimensions[static_cast<size_t>(limited.at_most)].name, " = ", size[limited.at_most],
-                 " where ", op.scalars[static_cast<size_t>(limited.at_most_if)].name);
+                 op.dimensions[limited.at_most].name, " = ", size[limited.at_most], " where ",
+                 op.scalars[limited.at_most_if].name);
     }
 }
 
-// A call without rows launches nothing: what is left to write are sums and means over none.
+// A call without rows launches nothing; it writes sums and means over zero elements.
 void run_empty(const Call& call) {
     const Operation& op = *call.op;
     for (size_t d = 0; d < op.dimensions.size(); d++) {
@@ -179,7 +179,7 @@ void run_empty(const Call& call) {
             fail(op.name, ": ", op.dimensions[d].name, " = 0, expected at least 1");
     }
     for (int i = 0; i < op.outputs && !call.launch.caller.dry_run; i++) {
-        const Operand& o = op.operands[static_cast<size_t>(i)];
+        const Operand& o = op.operands[i];
         const Tensor& t = call.tensor[i];
         if (!t.data || t.elements() == 0 || o.in_place || call.adds(o)) continue;
         CHECK(t.contiguous());
@@ -194,7 +194,7 @@ void run_empty(const Call& call) {
 
 // Threads a block and workspace of a device variant. own: for a call whose context has none.
 void prepare_launch(Call& call, const Variant& v, int threads, std::optional<Workspace>& own) {
-    if (v.backend == Backend::host) return;
+    if (v.backend() == Backend::host) return;
     call.launch.threads = threads ? threads : v.threads.empty() ? 256 : v.threads.front();
     call.launch.caller.backend = Backend::device;
     if (!call.launch.caller.workspace) call.launch.caller.workspace = &own.emplace();

@@ -52,8 +52,7 @@ struct f16 {
 
 enum class DType : uint8_t { f32, bf16, f64, i32, f16, e4m3, e5m2, e4m3fnuz, e5m2fnuz };
 
-// What has a type: files alone, which are converted as they are read; operands of products, beside a scale; tensors of
-// all operations.
+// Types of files only, converted when read; of operands of products, with a scale; of tensors of all operations.
 enum class Use : uint8_t { files, products, tensors };
 
 struct DTypeInfo {
@@ -66,8 +65,8 @@ struct DTypeInfo {
     int library;              // the number that both vendors' libraries have for it
     int collectives;          // the number that NCCL and RCCL have for it; -1: not exchanged
     int64_t bytes = 0;
-    DType arithmetic = {};  // what is computed in
-    float largest = 0;      // of types of products: what larger values become
+    DType arithmetic = {};  // the type of computation
+    float largest = 0;      // of types of products, which saturate
 
     constexpr bool is_integer() const { return mantissa_bits == 0; }
 };
@@ -179,7 +178,7 @@ auto visit_dtype(DType t, const F& f) -> decltype(f.template operator()<float>()
     }
 }
 
-// x as storage of another type: to nearest, to what is narrower than f32 by way of f32.
+// x as storage of another type, to nearest; types narrower than f32 by way of f32.
 template <class To, class From>
 To to_storage(From x) {
     return To(static_cast<std::conditional_t<std::is_arithmetic_v<To>, To, float>>(x));

@@ -31,7 +31,7 @@ struct fp8 {
     uint8_t bits;
 
     fp8() = default;
-    // To nearest, ties to even; what is larger than the largest value, infinity too, becomes that value; NaN stays NaN.
+    // To nearest, ties to even; larger values and infinity become the largest value; NaN stays NaN.
     __host__ __device__ explicit fp8(float value) {
         union {
             float f;

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <mutex>
 #include <optional>
+#include <string_view>
 
 #include "core/device_memory.h"
 #include "core/product_check.h"
@@ -40,9 +41,11 @@ namespace {
 
 using Candidate = hipblasLtMatmulHeuristicResult_t;
 
-void check_blas(hipblasStatus_t status, const char* what) {
-    if (status != HIPBLAS_STATUS_SUCCESS) fail(blaslt_name, ": ", what, " failed with status ", int(status));
+void check_blas(hipblasStatus_t status, std::string_view call) {
+    if (status != HIPBLAS_STATUS_SUCCESS)
+        fail(blaslt_name, ": ", call.substr(0, call.find('(')), " failed with status ", int(status));
 }
+#define CHECK_BLAS(call) check_blas(call, #call)
 
 // The library is column-major: it computes transposed out = transposed b * transposed a, and our operands, read
 // in its order, are transposed already.
@@ -73,7 +76,7 @@ struct Library {
                  "while "
                  "a graph is recorded; compute one before the capture");
         hipblasLtHandle_t made = nullptr;
-        check_blas(hipblasLtCreate(&made), "hipblasLtCreate");
+        CHECK_BLAS(hipblasLtCreate(&made));
         return made;
     }
     hipblasLtHandle_t handle_for(hipStream_t stream) {
@@ -115,9 +118,9 @@ using Decision = GemmAlgorithms::State::Decision;
 static_assert(info(DType::f32).library == HIP_R_32F && info(DType::bf16).library == HIP_R_16BF);
 hipblasLtMatrixLayout_t make_layout(DType type, int64_t rows, int64_t columns) {
     hipblasLtMatrixLayout_t layout = nullptr;
-    check_blas(hipblasLtMatrixLayoutCreate(&layout, static_cast<hipDataType>(info(type).library),
-                                           static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), rows),
-               "hipblasLtMatrixLayoutCreate");
+    CHECK_BLAS(hipblasLtMatrixLayoutCreate(&layout, static_cast<hipDataType>(info(type).library),
+                                           static_cast<uint64_t>(rows), static_cast<uint64_t>(columns),
+                                           rows));
     return layout;
 }
 
@@ -129,8 +132,7 @@ bool set(const Plan& plan, hipblasLtMatmulDescAttributes_t attribute, const T& v
 
 // The product's description; false where the library is too old for its scales.
 bool describe(Plan& plan, const Gemm& g) {
-    check_blas(hipblasLtMatmulDescCreate(&plan.product, HIPBLAS_COMPUTE_32F, HIP_R_32F),
-               "hipblasLtMatmulDescCreate");
+    CHECK_BLAS(hipblasLtMatmulDescCreate(&plan.product, HIPBLAS_COMPUTE_32F, HIP_R_32F));
     const int32_t first = g.b_transposed ? HIPBLAS_OP_T : HIPBLAS_OP_N,
                   second = g.a_transposed ? HIPBLAS_OP_T : HIPBLAS_OP_N;
     bool taken = set(plan, HIPBLASLT_MATMUL_DESC_TRANSA, first);
@@ -157,11 +159,10 @@ Plan make_plan(Library& lib, const Gemm& g) {
     if (!describe(plan, g) || !set_scales(plan, g, &one_scale, &one_scale)) return plan;
 
     hipblasLtMatmulPreference_t preference = nullptr;
-    check_blas(hipblasLtMatmulPreferenceCreate(&preference), "hipblasLtMatmulPreferenceCreate");
+    CHECK_BLAS(hipblasLtMatmulPreferenceCreate(&preference));
     const uint64_t workspace = gemm_workspace_bytes;
-    check_blas(hipblasLtMatmulPreferenceSetAttribute(preference, HIPBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                     &workspace, sizeof workspace),
-               "hipblasLtMatmulPreferenceSetAttribute");
+    CHECK_BLAS(hipblasLtMatmulPreferenceSetAttribute(preference, HIPBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                     &workspace, sizeof workspace));
     promise_alignment(preference, gemm_alignment);
     plan.candidates.resize(max_candidates);
     int found = 0;
@@ -258,10 +259,9 @@ struct Timed {
     double ms;  // 0: there is no other one to compare with
 };
 
-// Times the candidates in turns, each for so long that it finds the clock that it keeps: in a step the card is at its
-// power limit, where the clock follows what a product draws. Medians of turns in changing order: a cool card is fast
-// for 50 ms, and a card at its limit is slow for a tenth of a second every now and then. Those that compute, the fastest
-// first; behind those that were timed in all rounds come the others.
+// Times the candidates in rounds of changing order, each long enough to reach its steady clock: in a training step the card is
+// at its power limit, and its clock depends on the product. Medians, because a cool card is fast for 50 ms, and a card at its
+// limit is slow for a tenth of a second now and then. Returns those that compute, candidates of all rounds first, by time.
 std::vector<Timed> tune(const Gemm& g, const Plan& plan, const Operands& o) {
     constexpr double stretch_ms = 25, near = 1.05;
     constexpr int max_calls = 200, rounds = 5, rounds_of_all = 2;
@@ -379,7 +379,7 @@ void choose(const Library& lib, const Gemm& g, const Plan& plan, Decision& decis
     decision.choice = {own_kernel, 0, 0};  // not for the cache: the next run looks for an algorithm again
 }
 
-// Without a timing: what a file has kept, or the library's guess.
+// Without a timing: the choice in a file, or the library's guess.
 void decide_untimed(Library& lib, const Gemm& g, const Plan& plan, const GemmAlgorithms& algorithms,
                     Decision& decision) {
     const auto kept = algorithms.state->known.find(g.name());

@@ -41,7 +41,7 @@ Operation::Operation(const char* description, const char* summary_, std::vector<
 
 // By the letters that are bound, which may be in the arithmetic type of one another.
 bool Types::may_be(int letter, DType found) const {
-    const TypeLetter& own = op.types[static_cast<size_t>(letter)];
+    const TypeLetter& own = op.types[letter];
     if (bound[letter] >= 0) return bound[letter] == static_cast<int>(found);
     for (size_t i = 0; i < op.types.size(); i++) {
         if (bound[i] < 0) continue;

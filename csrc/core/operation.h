@@ -30,6 +30,11 @@ struct LaunchContext {
     int threads = 0;            // a block, from the variant's list or the caller's choice
     void* workspace = nullptr;  // Variant::workspace bytes, aligned as hipMalloc does
     Context caller = {};        // for a launcher that calls another operation
+
+    // A thread for each of `count` elements.
+    Grid grid(int64_t count, const char* file = __builtin_FILE(), int line = __builtin_LINE()) const {
+        return Grid(blocks_for(count, threads), threads, stream, 0, file, line);
+    }
 };
 
 // A checked call: operands in the description's order (outputs first), sizes by dimension.
@@ -55,7 +60,8 @@ struct ParameterType {
 struct Instantiation {
     void (*launch)(const Call&);
     std::vector<ParameterType> operands;
-    std::string scalars;  // one letter per scalar: 'f' float or double, 'i' int64_t, 'b' bool
+    std::string scalars;              // one letter per scalar: 'f' float or double, 'i' int64_t, 'b' bool
+    Backend backend = Backend::host;  // device: it takes a LaunchContext
 };
 
 // Requirements of a variant beyond the checks and the types of its entries: in words, and as a test.
@@ -71,8 +77,7 @@ struct Constraints {
 struct Variant {
     const char* name;  // one word for the idea, the same in all operations: listed in docs/operations.md
     const char* idea;
-    Backend backend;
-    std::vector<Instantiation> instantiations;  // one per combination of storage types
+    std::vector<Instantiation> instantiations;  // one per combination of storage types, at least one
     Constraints supports = {};
     // For kernels: choices of threads per block, the default first; bytes of workspace, given LaunchContext::threads.
     std::vector<int> threads = {};
@@ -80,7 +85,14 @@ struct Variant {
     bool deterministic = true;            // false: sums in any order; runs only if chosen by name
     bool bits_depend_on_threads = false;  // on the host
     const char* chip = "";                // the only chip that the kernels run on; empty: any
+
+    Backend backend() const { return instantiations.front().backend; }
 };
+// Variant::threads: blocks_of(256, 128).
+template <class... Threads>
+std::vector<int> blocks_of(Threads... threads) {
+    return {threads...};
+}
 
 struct Operation : Description {
     // Registers itself (core/registry.h).
@@ -162,7 +174,7 @@ struct Parameter<int64_t> {
 };
 template <>
 struct Parameter<LaunchContext> {
-    static void describe(Instantiation&) {}
+    static void describe(Instantiation& e) { e.backend = Backend::device; }
     static LaunchContext take(const Call& c, int&, int&) { return c.launch; }
 };
 
@@ -191,5 +203,9 @@ template <auto... F>
 std::vector<Instantiation> instantiations() {
     return {detail::Launcher<F>::entry()...};
 }
+// instantiations<LLAMAC_FLOATS(f), f<double>>(): a launcher for each storage type of kernels. Further template arguments may
+// follow its name.
+#define LLAMAC_FLOATS(LAUNCHER, ...) \
+    LAUNCHER<float __VA_OPT__(, ) __VA_ARGS__>, LAUNCHER<bf16 __VA_OPT__(, ) __VA_ARGS__>
 
 }  // namespace llamac

@@ -17,7 +17,7 @@ std::vector<double> elements(const std::vector<char>& from, DType type, int64_t 
                              int64_t count) {
     std::vector<double> to(static_cast<size_t>(count));
     visit_dtype(type, [&]<class T>() {
-        for (int64_t i = 0; i < count; i++) to[static_cast<size_t>(i)] = at<T>(from, first + i * step);
+        for (int64_t i = 0; i < count; i++) to[i] = at<T>(from, first + i * step);
     });
     return to;
 }

@@ -37,7 +37,7 @@ void check_derivative(const Description& op, const Derivative& d) {
     const Operation& other = find_operation(d.operation);
     const auto check = [&](const Derivative::Binding& b, bool output) {
         const int i = other.find_operand(b.operand);
-        if (i < 0 || other.operands[static_cast<size_t>(i)].output != output)
+        if (i < 0 || other.operands[i].output != output)
             fail(op.name, ": derivative ", d.operation, ": ", b.operand, " is no ",
                  output ? "output" : "input", " of it");
     };
@@ -52,7 +52,7 @@ void check_derivative(const Description& op, const Derivative& d) {
     for (size_t s = 0; s < other.scalars.size(); s++) {
         const auto is_flag = [&](const Operand& o) { return o.adds_if == static_cast<int>(s); };
         const bool passed = std::any_of(d.scalars.begin(), d.scalars.end(), [&](int own) {
-            return op.scalars[static_cast<size_t>(own)].name == other.scalars[s].name;
+            return op.scalars[own].name == other.scalars[s].name;
         });
         if (!passed && std::none_of(other.operands.begin(), other.operands.end(), is_flag))
             fail(op.name, ": derivative ", d.operation, ": the scalar ", other.scalars[s].name,

@@ -7,8 +7,8 @@
 
 namespace llamac {
 
-// *p = T(value). A temporary of class type in the body of a `#pragma omp simd` loop becomes an array in
-// memory, and g++ gives the loop up; in a function that is inlined later it does not.
+// *p = T(value). In the body of a `#pragma omp simd` loop, a temporary of class type keeps g++ from vectorising; in a function
+// that is inlined later it does not.
 template <class T>
 inline void store(T* p, float value) {
     *p = T(value);

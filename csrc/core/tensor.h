@@ -47,7 +47,7 @@ inline Tensor make_tensor(void* data, DType dtype, std::initializer_list<int64_t
     return t;
 }
 
-// Type and shape without memory: what is planned before it is allocated.
+// Type and shape without memory.
 inline Tensor shaped(DType dtype, std::initializer_list<int64_t> shape) {
     return make_tensor(nullptr, dtype, shape);
 }
@@ -59,8 +59,7 @@ inline Tensor reshape(const Tensor& t, std::initializer_list<int64_t> shape) {
     return r;
 }
 
-// A tensor as a launcher sees it: element type and rank are checked, x(n, c) addresses an element by its
-// strides.
+// A launcher's operand, with checked element type and rank; x(n, c) is an element.
 template <class T, int R>
 struct View {
     T* data;

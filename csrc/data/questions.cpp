@@ -31,7 +31,7 @@ struct WordReader {
     }
 };
 
-// The numbers of what follows the header.
+// The counts in the header.
 struct Counts {
     uint32_t questions, choices, ids;
 };

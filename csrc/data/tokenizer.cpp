@@ -93,7 +93,7 @@ std::array<int, letters_end> bytes_of_letters() {
     int next = 0x100;
     for (int byte = 0; byte < 256; byte++) {
         const bool printable = (byte > 0x20 && byte < 0x7f) || (byte > 0xa0 && byte != 0xad);
-        bytes[static_cast<size_t>(printable ? byte : next++)] = byte;
+        bytes[printable ? byte : next++] = byte;
     }
     return bytes;
 }
@@ -109,7 +109,7 @@ bool spells(const std::string& word, const std::string& bytes) {
             letter = (letter & 0x1f) << 6 | (static_cast<unsigned char>(word[at]) & 0x3f);
         }
         if (found == bytes.size() || letter >= letters_end ||
-            byte_of[static_cast<size_t>(letter)] != static_cast<unsigned char>(bytes[found]))
+            byte_of[letter] != static_cast<unsigned char>(bytes[found]))
             return false;
     }
     return found == bytes.size();
@@ -129,8 +129,7 @@ bool has_ranks(const nlohmann::json& content, const Tokenizer& tokenizer) {
     for (const auto& [word, value] : content[pointer].items()) {
         const int64_t id = value.is_number_integer() ? value.get<int64_t>() : -1;
         if (added.count(id)) continue;
-        if (id < 0 || id >= tokenizer.ranks || !spells(word, tokenizer.tokens[static_cast<size_t>(id)]))
-            return false;
+        if (id < 0 || id >= tokenizer.ranks || !spells(word, tokenizer.tokens[id])) return false;
         count++;
     }
     return count == tokenizer.ranks;

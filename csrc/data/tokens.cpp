@@ -50,7 +50,7 @@ void read_tokens(const TokenShard& shard, int64_t first, int64_t n, int64_t voca
     std::vector<Word> words(static_cast<size_t>(n));
     shard.file.read(header_bytes + first * bytes, words.data(), n * bytes);
     for (int64_t i = 0; i < n; i++) {
-        out[i] = words[static_cast<size_t>(i)];
+        out[i] = words[i];
         const uint32_t id = shard.packed ? out[i] & ~marks : out[i];
         if (id >= vocab_size)
             fail(shard.file.path, ": token ", first + i, ": expected an id below ", vocab_size, ", found ",
@@ -155,13 +155,13 @@ void Loader::read_sequence(int64_t sequence, int64_t row, int32_t* inputs, int32
                            int32_t* first) const {
     const auto end = std::upper_bound(ends.begin(), ends.end(), sequence);
     const int64_t before = end == ends.begin() ? 0 : end[-1], start = (sequence - before) * seq_len;
-    const TokenShard& shard = shards[static_cast<size_t>(end - ends.begin())];
+    const TokenShard& shard = shards[end - ends.begin()];
     std::vector<uint32_t> words(static_cast<size_t>(seq_len) + 1);
     shard.read(start, seq_len + 1, vocab_size, words.data());
     const uint32_t id_bits = is_packed ? ~marks : ~uint32_t{0};
     int64_t begin = 0;
     for (int64_t t = 0, at = row * seq_len; t < seq_len; t++, at++) {
-        const uint32_t word = words[static_cast<size_t>(t)], next = words[static_cast<size_t>(t) + 1];
+        const uint32_t word = words[t], next = words[t + 1];
         const bool counts = !is_packed || !(next & no_target);
         inputs[at] = static_cast<int32_t>(word & id_bits);
         targets[at] = counts ? static_cast<int32_t>(next & id_bits) : ignore_index;

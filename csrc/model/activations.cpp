@@ -92,7 +92,7 @@ void plan_activations(const std::vector<Activations*>& in_flight, const Config& 
         };
         for (Activations* each : in_flight)
             for (int64_t layer = layers.first; layer < layers.end; layer++) {
-                BlockActivations& block = each->blocks[static_cast<size_t>(layer)];
+                BlockActivations& block = each->blocks[layer];
                 const bool in_fp8 = fp8.has(layer),
                            again = is_recomputed(o.recompute, row.member, layer, in_fp8);
                 // In fp8 the backward pass reads the codes alone, except attention's values.

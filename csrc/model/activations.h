@@ -103,15 +103,14 @@ struct HeadRange {
 inline std::vector<HeadRange> head_ranges(const Config& c) {
     return {{"q", 0, c.NH}, {"k", c.NH, c.NKV}, {"v", c.NH + c.NKV, c.NKV}};
 }
-// What RoPE turns, a call per range: queries and keys together, but each alone behind norms of their own.
+// The heads that RoPE rotates, one call per range: queries and keys together, or separately if each has its own norm.
 inline std::vector<HeadRange> rotated_ranges(const Config& c) {
     if (c.qk_norm) return {{"q", 0, c.NH}, {"k", c.NH, c.NKV}};
     return {{"qk", 0, c.NH + c.NKV}};
 }
 
-// Plans memory for micro-batches in flight, each of at most the options' sequences. They share the memory of logits, gradients and
-// recomputed activations; all layers share the last two. Without training, all layers share one memory, logits have their own, and
-// there are no gradients.
+// Plans memory for micro-batches in flight, which share logits, gradients and recomputed activations; layers share the last two.
+// Without training, all layers share one memory, logits have their own, and there are no gradients.
 void plan_activations(const std::vector<Activations*>& in_flight, const Config& config,
                       const ModelOptions& options, LayerRange layers, const Fp8Blocks& fp8, Arena& arena);
 

@@ -56,7 +56,7 @@ void rotate(Model& m, const Tensor& qkv, const CachedRows* cached) {
 // Keys of the cache [B,positions,NKV,HD], of B sequences from `sequence` on, from position `begin` on; values.
 Heads cache_heads(const Model& m, int64_t layer, const KvCache& cache, int64_t sequence, int64_t B,
                   int64_t begin, int64_t end) {
-    const Tensor& all = cache.blocks[static_cast<size_t>(layer)];
+    const Tensor& all = cache.blocks[layer];
     const int64_t NKV = m.config.NKV, HD = m.config.HD, size = size_of(all.dtype);
     Heads seen;
     seen.k =
@@ -88,29 +88,29 @@ Tensor without_time(const Tensor& heads) {
 }
 
 // One token of each sequence: RoPE, its place in the cache, and attention.
-void attend_next(Model& m, int64_t layer, const KvCache& cache) {
+void attend_decode(Model& m, int64_t layer, const KvCache& cache) {
     const BlockActivations& a = m.activations.blocks[layer];
     const Heads h = split_heads(m, a.qkv);
     const int64_t B = h.q.shape[0];
     const Heads all = cache_heads(m, layer, cache, 0, B, 0, cache.size.positions);
     Tensor begin = cache.first;
     begin.shape[0] = B;
-    attention_next(m.context, {.out = without_time(attention_heads(m, a.attention)),
-                               .keys = all.k,
-                               .values = all.v,
-                               .q = without_time(h.q),
-                               .k = without_time(h.k),
-                               .v = without_time(h.v),
-                               .cis = cache.cis,
-                               .begin = begin,
-                               .end = cache.last,
-                               .scale = attention_scale(m),
-                               .window = m.config.window_of(layer)});
+    attention_decode(m.context, {.out = without_time(attention_heads(m, a.attention)),
+                                 .keys = all.k,
+                                 .values = all.v,
+                                 .q = without_time(h.q),
+                                 .k = without_time(h.k),
+                                 .v = without_time(h.v),
+                                 .cis = cache.cis,
+                                 .begin = begin,
+                                 .end = cache.last,
+                                 .scale = attention_scale(m),
+                                 .window = m.config.window_of(layer)});
 }
 
 // Attention. RoPE has rotated the queries, except in a pass of one token per cached sequence.
 void attend(Model& m, int64_t layer, const CachedRows* cached) {
-    if (cached && cached->is_next) return attend_next(m, layer, *cached->cache);
+    if (cached && cached->is_decode) return attend_decode(m, layer, *cached->cache);
     const BlockActivations& a = m.activations.blocks[layer];
     Heads h = split_heads(m, a.qkv);
     if (cached) h = cached_heads(m, layer, h, *cached);
@@ -124,7 +124,7 @@ void attend(Model& m, int64_t layer, const CachedRows* cached) {
                                   .window = m.config.window_of(layer)});
 }
 
-// The input of a norm, or what a linear adds to its product.
+// The input of a norm, or the residual that a linear adds.
 Tensor residual_of(const Model& m, int64_t layer, const LinearRow& row) {
     return row.residual ? m.activations.blocks[layer].*row.residual : block_input(m, layer);
 }
@@ -337,7 +337,7 @@ void forward_block(Model& m, int64_t layer, Run run, const CachedRows* cached) {
         quantize_input(m, layer, row, x, false);
         linear_forward(m, a.*row.out, x, linear_weight(m, {layer, &row}),
                        row.adds_residual ? residual_of(m, layer, row) : Tensor{});
-        if (feeds(row, Producer::attention) && !(cached && cached->is_next)) rotate(m, a.qkv, cached);
+        if (feeds(row, Producer::attention) && !(cached && cached->is_decode)) rotate(m, a.qkv, cached);
     }
 }
 

@@ -31,7 +31,7 @@ struct LinearRow {
     Tensor Activations::*dx, Activations::*dout;
     bool adds_residual;
     Split split;
-    // What the producer keeps for its backward: rstd of a norm, lse of attention.
+    // Kept for the producer's backward: rstd of a norm, lse of attention.
     Tensor BlockActivations::* statistics = nullptr;
     Placement BlockParameters::* norm = nullptr;  // the weight of a norm
     // The input of a norm, or the residual that is added; null: the block's input.
@@ -60,7 +60,7 @@ constexpr bool feeds(const LinearRow& row, Producer producer) {
     return &row != &block_linears.back() && !row.adds_residual && (&row + 1)->input == producer;
 }
 
-// What the backward pass computes again of a row.
+// The parts of a row that the backward pass computes again.
 struct Recomputed {
     bool input = false, output = false;
 

@@ -30,7 +30,7 @@ enum class ActivationKind : uint8_t { silu };
 enum class PositionKind : uint8_t { rope };
 
 struct Config {
-    int64_t V, C, F, L, NH, NKV, HD;  // core/tensor.h says what the letters mean
+    int64_t V, C, F, L, NH, NKV, HD;  // dimension letters: core/tensor.h
     int64_t max_context = 2048;       // max_position_embeddings: the longest sequence the model is meant for
     double eps = 1e-6;
     double rope_theta = 10000;
@@ -54,9 +54,7 @@ struct Config {
     int64_t q_size() const { return NH * HD; }
     int64_t kv_size() const { return NKV * HD; }
     int64_t qkv_size() const { return q_size() + 2 * kv_size(); }
-    int64_t window_of(int64_t layer) const {
-        return slides.empty() || slides[static_cast<size_t>(layer)] ? window : 0;
-    }
+    int64_t window_of(int64_t layer) const { return slides.empty() || slides[layer] ? window : 0; }
 };
 
 // Radians per position of each pair of a head's channels, [HD/2].

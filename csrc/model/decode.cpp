@@ -18,7 +18,7 @@ Tensor positions_of(const Tensor& cis, int64_t first, int64_t count) {
 // `count` tokens of one sequence, from its token `first` on.
 void prefill_part(Model& m, int64_t sequence, const int32_t* tokens, int64_t first, int64_t count) {
     KvCache& c = *m.cache;
-    const int64_t begin = c.begins[static_cast<size_t>(sequence)], position = begin + first;
+    const int64_t begin = c.begins[sequence], position = begin + first;
     set_batch(m, tokens, tokens, 1, count);
     forward_cached(m, {.cache = &c,
                        .sequence = sequence,
@@ -34,7 +34,7 @@ KvCache::Slots& slots_of(KvCache& c) {
 }
 
 // Launches the pass of one token of each sequence, whose tokens are on the device.
-void launch_next(Model& m) {
+void launch_decode(Model& m) {
     KvCache& c = *m.cache;
     const auto B = static_cast<int64_t>(c.begins.size());
     CHECK(c.end < c.size.positions);
@@ -42,8 +42,8 @@ void launch_next(Model& m) {
     int32_t* const end = slots.ends.data + slots.queued % slots.count;
     *end = static_cast<int32_t>(c.end++);
     copy_bytes_async(m.context, c.last.data, end, 4);
-    const auto work = [&m] { forward_cached(m, {.cache = &*m.cache, .is_next = true}); };
-    // What is watched is launched; ranks gather weights beside the stream, which no graph of it holds.
+    const auto work = [&m] { forward_cached(m, {.cache = &*m.cache, .is_decode = true}); };
+    // Observed passes are launched directly; a graph of the stream does not contain the ranks' gathers.
     if (!m.options.graphs || m.hook || m.context.observer || m.ranks) return work();
     if (c.replay.sequences != B) {
         c.replay.graph.reset();
@@ -89,10 +89,10 @@ void try_cache(Model& m) {
                        .end = c.size.positions,
                        .cis = positions_of(c.cis, 0, T)});
     reshape_activations(m.activations, m.config, c.size.sequences, 1);
-    forward_cached(m, {.cache = &c, .is_next = true});
+    forward_cached(m, {.cache = &c, .is_decode = true});
     std::vector<float> none;
     logits_of_rows(m, 0, c.size.sequences, none);
-    likeliest_of_rows(m, m.activations.tokens);
+    argmax_of_rows(m, m.activations.tokens);
     reshape_activations(m.activations, m.config, m.options.batch_size, m.options.seq_len);
 }
 
@@ -111,7 +111,7 @@ void begin_sequences(Model& m, std::span<const int64_t> lengths) {
 
 void prefill(Model& m, int64_t sequence, std::span<const int32_t> tokens, std::vector<float>& logits) {
     const auto length = static_cast<int64_t>(tokens.size());
-    CHECK(length > 0 && length == m.cache->end - m.cache->begins[static_cast<size_t>(sequence)]);
+    CHECK(length > 0 && length == m.cache->end - m.cache->begins[sequence]);
     int64_t count = 0;
     for (int64_t first = 0; first < length; first += count) {
         count = std::min(m.options.seq_len, length - first);
@@ -123,16 +123,16 @@ void prefill(Model& m, int64_t sequence, std::span<const int32_t> tokens, std::v
 void decode(Model& m, std::span<const int32_t> tokens, std::vector<float>& logits) {
     CHECK(!m.cache->slots || m.cache->slots->finished == m.cache->slots->queued);
     set_tokens(m, tokens);
-    launch_next(m);
+    launch_decode(m);
     logits_of_rows(m, 0, static_cast<int64_t>(tokens.size()), logits);
 }
 
-void queue_likeliest(Model& m, std::span<const int32_t> tokens) {
+void queue_argmax(Model& m, std::span<const int32_t> tokens) {
     KvCache::Slots& slots = slots_of(*m.cache);
     CHECK(slots.queued - slots.finished < slots.count);
     set_tokens(m, tokens);
-    launch_next(m);
-    likeliest_of_rows(m, m.activations.tokens);
+    launch_decode(m);
+    argmax_of_rows(m, m.activations.tokens);
     const int64_t slot = slots.queued++ % slots.count;
     const Tensor& found = m.activations.tokens;
     copy_bytes_async(m.context, slots.tokens.data + slot * m.cache->size.sequences, found.data,
@@ -140,12 +140,12 @@ void queue_likeliest(Model& m, std::span<const int32_t> tokens) {
     slots.done[slot].record(m.context.stream);
 }
 
-void finish_likeliest(Model& m, std::span<int32_t> likeliest) {
+void finish_argmax(Model& m, std::span<int32_t> found) {
     KvCache::Slots& slots = *m.cache->slots;
-    CHECK(likeliest.size() == m.cache->begins.size() && slots.finished < slots.queued);
+    CHECK(found.size() == m.cache->begins.size() && slots.finished < slots.queued);
     const int64_t slot = slots.finished++ % slots.count;
     slots.done[slot].wait();
-    std::copy_n(slots.tokens.data + slot * m.cache->size.sequences, likeliest.size(), likeliest.begin());
+    std::copy_n(slots.tokens.data + slot * m.cache->size.sequences, found.size(), found.begin());
 }
 
 }  // namespace llamac

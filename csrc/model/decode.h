@@ -24,18 +24,17 @@ struct KvCache {
     CacheSize size;
     std::vector<Tensor> blocks;  // [sequences, positions, 2*NKV, HD]: keys after RoPE, then values
     Tensor cis;                  // [positions, HD/2, 2]
-    // i32 [sequences] and [1], on the device: `begins` and `end`, as the pass of one token of each sequence reads them, so
-    // that it launches the same for every token.
+    // i32 [sequences] and [1]: `begins` and `end` on the device, so that each decode pass has the same launches.
     Tensor first, last;
     std::vector<int32_t> begins;  // of each sequence of the batch
     int64_t end = 0;
 
-    // That pass, of `sequences` sequences. The first one is launched as it is, the next one recorded.
+    // The decode pass of `sequences` sequences. The first one is launched directly, the next one captured.
     struct Replay {
         int64_t sequences = 0;
         std::optional<Graph> graph;
     } replay;
-    // What passes that are under way read from and write to host memory, each in a slot of its own.
+    // Host memory of pending passes.
     struct Slots {
         static constexpr int64_t count = 2;
         explicit Slots(int64_t sequences) : ends(count), tokens(count * sequences) {}
@@ -51,7 +50,7 @@ void plan_cache(KvCache& cache, const Config& config, CacheSize size, DType dtyp
 // The place of a pass's rows: the next token of each sequence, or T tokens of one sequence.
 struct CachedRows {
     KvCache* cache;
-    bool is_next = false;
+    bool is_decode = false;
     // For T tokens of one sequence: its keys are at positions [begin, end), the rows' own keys at [position, end).
     int64_t sequence = 0, begin = 0, position = 0, end = 0;
     Tensor cis = {};  // of these rows
@@ -70,7 +69,7 @@ void decode(Model& model, std::span<const int32_t> tokens, std::vector<float>& l
 // The same for the argmax of each sequence's logits, which stays on the device. Enqueues the pass and does not wait. tokens: one per
 // sequence; empty: the argmax of the last pass, also before the host has read it. At most Slots::count passes may be pending; each
 // needs one call of the function below, which waits for it.
-void queue_likeliest(Model& model, std::span<const int32_t> tokens = {});
-void finish_likeliest(Model& model, std::span<int32_t> likeliest);
+void queue_argmax(Model& model, std::span<const int32_t> tokens = {});
+void finish_argmax(Model& model, std::span<int32_t> found);
 
 }  // namespace llamac

@@ -37,15 +37,15 @@ struct SlotOf {
 SlotOf slot_at(int64_t blocks, int64_t slot) {
     if (slot >= first_of_head(blocks)) return {static_cast<Role>(slot - first_of_head(blocks)), nullptr};
     const int64_t place = slot % slots_per_block, gradient = place - 2 * rows_per_block;
-    if (gradient >= 0) return {Role::gradient, &block_linears[static_cast<size_t>(gradient)]};
-    return {place % 2 ? Role::weight : Role::input, &block_linears[static_cast<size_t>(place / 2)]};
+    if (gradient >= 0) return {Role::gradient, &block_linears[gradient]};
+    return {place % 2 ? Role::weight : Role::input, &block_linears[place / 2]};
 }
 
 // One element of a table of slots.
 Tensor at(const Tensor& table, int64_t slot) {
     return make_tensor(static_cast<char*>(table.data) + slot * size_of(table.dtype), table.dtype, {1});
 }
-// A row of the table of inverses, whose first element is the slot's.
+// A row of the table of inverses; the slot's is the first element.
 Tensor inverse_row(const Fp8Scales& f, int64_t slot) {
     const int64_t length = f.inverse.shape[1];
     return make_tensor(f.inverse.as<float>() + slot * length, f.inverse.dtype, {1, length});
@@ -90,7 +90,7 @@ void fill(const Tensor& table, const std::vector<float>& values) {
 
 // All blocks have its shapes.
 const BlockParameters& first_block(const Parameters& p) {
-    return p.blocks[static_cast<size_t>(p.layers.first)];
+    return p.blocks[p.layers.first];
 }
 // The shape of a slot's tensor in a batch of N rows.
 struct SlotShape {
@@ -102,7 +102,7 @@ SlotShape slot_shape(const Parameters& p, int64_t slot, int64_t N) {
     return {role == Role::weight ? weight[0] : N, role == Role::gradient ? weight[0] : weight[1]};
 }
 
-// The first of a slot's inverses in a batch that may be smaller than planned.
+// A slot's inverses in a batch that may be smaller than planned.
 Tensor first_of(const Tensor& inverses, int64_t count) {
     return make_tensor(inverses.data, inverses.dtype, {count});
 }
@@ -110,9 +110,9 @@ Tensor first_of(const Tensor& inverses, int64_t count) {
 // The scales that a slot's tensor of the current micro-batch has.
 const Fp8Scales& scales_of(const Model& m, int64_t slot) {
     const Fp8State& f = *m.fp8;
-    const bool ahead = f.options.scaling == Fp8Scaling::delayed && f.measured[static_cast<size_t>(slot)];
+    const bool ahead = f.options.scaling == Fp8Scaling::delayed && f.measured[slot];
     if (m.micro_batch == 0 || ahead || role_of(m.config, slot) != Role::input) return f;
-    return f.waiting[static_cast<size_t>(m.micro_batch - 1)];
+    return f.waiting[m.micro_batch - 1];
 }
 
 // The scale of a tensor from its own largest value.
@@ -127,7 +127,7 @@ void take_current_scale(Model& m, int64_t slot, const Tensor& x) {
                               .limit = at(f.limit, slot)});
 }
 
-// What the libraries' products and our kernels take; the host takes any.
+// The shapes that the libraries and our kernels support. The host supports all.
 void check_shapes(const Config& c, int64_t N, bool head) {
     if (computing_context().backend == Backend::host) return;
     const DeviceProperties& device = device_properties();
@@ -157,7 +157,7 @@ void plan_scales(Fp8Scales& scales, const Fp8State& f, const Config& c, const Pa
     scales.inverses.resize(static_cast<size_t>(f.slots));
     for (int64_t slot = 0; slot < f.slots; slot++) {
         if (!is_used(f.blocks, c, slot)) continue;
-        RowInverses& inverses = scales.inverses[static_cast<size_t>(slot)];
+        BothOrientations& inverses = scales.inverses[slot];
         const SlotShape shape = slot_shape(p, slot, N);
         arena.plan("fp8 scales", &inverses.rows, shaped(DType::f32, {shape.rows}));
         arena.plan("fp8 scales", &inverses.transposed, shaped(DType::f32, {shape.columns}));
@@ -223,7 +223,7 @@ void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Par
     for (int64_t block = f.blocks.first; block < f.blocks.end; block++)
         for (const LinearRow& row : block_linears) {
             const std::vector<int64_t>& shape = (first_block(p).*row.weight).shape;
-            StoredCodes& kept = f.stored[stored_at({block, &row})];
+            BothOrientations& kept = f.stored[stored_at({block, &row})];
             arena.plan("fp8 weights", &kept.rows, shaped(options.values, {shape[0], shape[1]}));
             arena.plan("fp8 weights", &kept.transposed, shaped(options.values, {shape[1], shape[0]}));
         }
@@ -254,8 +254,8 @@ void reset_fp8(Fp8State& f, const Config& c) {
     fill(f.nothing, std::vector<float>(slots, 0.0f));
     std::vector<float> limits(slots), largest(slots);
     for (int64_t slot = 0; slot < f.slots; slot++) {
-        limits[static_cast<size_t>(slot)] = largest_code(f.options, role_of(c, slot));
-        largest[static_cast<size_t>(slot)] = is_used(f.blocks, c, slot) ? 0 : -1;
+        limits[slot] = largest_code(f.options, role_of(c, slot));
+        largest[slot] = is_used(f.blocks, c, slot) ? 0 : -1;
     }
     fill(f.limit, limits);
     fill(f.largest, largest);
@@ -340,7 +340,7 @@ void follow_loss_scale(Model& m, double scale) {
     f.loss_scale = static_cast<float>(scale);
     std::vector<float> units(static_cast<size_t>(f.slots), 1.0f);
     for (int64_t slot = 0; slot < f.slots; slot++)
-        if (role_of(m.config, slot) == Role::gradient) units[static_cast<size_t>(slot)] = f.loss_scale;
+        if (role_of(m.config, slot) == Role::gradient) units[slot] = f.loss_scale;
     copy_bytes_async(m.context, f.unit.data, units.data(), f.unit.bytes());
     make_scales(m, f.nothing);  // AdamW has measured the step's weights already
 }
@@ -354,7 +354,7 @@ void update_fp8_scales(Model& m) {
     if (!m.fp8 || m.fp8->options.scaling != Fp8Scaling::delayed) return;
     Fp8State& f = *m.fp8;
     const Tensor amax = make_tensor(f.amax.data, f.amax.dtype, {f.slots});
-    largest_over_ranks(m, amax);
+    max_over_ranks(m, amax);
     make_scales(m, amax);
     if (!m.context.dry_run) f.measured.assign(f.measured.size(), true);
 }
@@ -380,7 +380,7 @@ std::optional<Fp8Codes> updated_codes(const Model& m, const Parameter& parameter
         m.parameters.layers.first + parameter.segment - 1;  // the embedding has the first segment
     if (!f.blocks.has(block)) return std::nullopt;
     for (const LinearRow& row : block_linears) {
-        const Placement& matrix = m.parameters.blocks[static_cast<size_t>(block)].*row.weight;
+        const Placement& matrix = m.parameters.blocks[block].*row.weight;
         if (parameter.offset >= matrix.offset && parameter.offset < matrix.offset + matrix.elements())
             return of({block, &row}, matrix);
     }
@@ -407,19 +407,18 @@ Quantizable output_gradient(const Model& m, const Linear& linear, const Tensor& 
     if (!is_fp8(m, linear)) return {dout};
     const Fp8State& f = *m.fp8;
     const int64_t N = dout.shape[0], K = dout.shape[1];
-    const auto& [rows, transposed] = linear.row ? StoredCodes{f.rows, f.transposed} : f.dlogits;
+    const auto& [rows, transposed] = linear.row ? BothOrientations{f.rows, f.transposed} : f.dlogits;
     return {dout, slot_of(linear, Role::gradient), codes(rows, f.options.gradients, N, K),
             codes(transposed, f.options.gradients, K, N)};
 }
 
 Quantizable linear_weight(const Model& m, const Linear& linear) {
     const Parameters& p = m.parameters;
-    const Tensor weight =
-        p.weight(linear.row ? p.blocks[static_cast<size_t>(linear.block)].*linear.row->weight : p.head);
+    const Tensor weight = p.weight(linear.row ? p.blocks[linear.block].*linear.row->weight : p.head);
     if (!is_fp8(m, linear)) return {weight};
-    const StoredCodes kept = !linear.row             ? m.fp8->head
-                             : m.fp8->stored.empty() ? StoredCodes{}
-                                                     : m.fp8->stored[stored_at(linear)];
+    const BothOrientations kept = !linear.row             ? m.fp8->head
+                                  : m.fp8->stored.empty() ? BothOrientations{}
+                                                          : m.fp8->stored[stored_at(linear)];
     return {weight, slot_of(linear, Role::weight), kept.rows, kept.transposed};
 }
 
@@ -442,7 +441,7 @@ void quantize(Model& m, const Quantizable& x, bool again) {
     const Fp8State& f = *m.fp8;
     const Fp8Codes to = codes_of(m, x, again);
     if (f.options.scaling == Fp8Scaling::row) {
-        const RowInverses& inverses = scales_of(m, x.slot).inverses[static_cast<size_t>(x.slot)];
+        const BothOrientations& inverses = scales_of(m, x.slot).inverses[x.slot];
         return quantize_rows(m.context,
                              {.out = to.out,
                               .transposed = to.transposed,
@@ -452,7 +451,7 @@ void quantize(Model& m, const Quantizable& x, bool again) {
                               .x = x.values,
                               .limit = largest_code(f.options, role_of(m.config, x.slot))});
     }
-    if (!again && !(f.options.scaling == Fp8Scaling::delayed && f.measured[static_cast<size_t>(x.slot)]))
+    if (!again && !(f.options.scaling == Fp8Scaling::delayed && f.measured[x.slot]))
         take_current_scale(m, x.slot, x.values);
     quantize(m.context, {.out = to.out,
                          .transposed = to.transposed,
@@ -482,7 +481,7 @@ Tensor weight_codes(Model& m, const Quantizable& weight, bool transposed) {
 Tensor inverse_of(const Model& m, const Quantizable& x, const Tensor& codes, bool transposed) {
     if (m.fp8->options.scaling != Fp8Scaling::row)
         return make_tensor(inverse_row(scales_of(m, x.slot), x.slot).data, DType::f32, {1});
-    const RowInverses& inverses = scales_of(m, x.slot).inverses[static_cast<size_t>(x.slot)];
+    const BothOrientations& inverses = scales_of(m, x.slot).inverses[x.slot];
     return first_of(transposed ? inverses.transposed : inverses.rows, codes.shape[0]);
 }
 

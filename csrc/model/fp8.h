@@ -42,20 +42,15 @@ struct Fp8Blocks {
     bool has(int64_t block) const { return block >= first && block < end; }
 };
 
-// A matrix of weights as codes: [K,C] and [C,K].
-struct StoredCodes {
-    Tensor rows, transposed;
-};
-
-// 1 / scale of a slot's tensor with scales per row: of the codes' rows, and of the transposed codes' rows.
-struct RowInverses {
+// Of a matrix and of its transpose: codes [K,C] and [C,K], or 1 / scale of each row of codes.
+struct BothOrientations {
     Tensor rows, transposed;
 };
 
 // Per slot: the scale, 1 / scale, and, in fp8 blocks with scales per row, the inverses.
 struct Fp8Scales {
     Tensor scale, inverse;
-    std::vector<RowInverses> inverses;
+    std::vector<BothOrientations> inverses;
 };
 
 // The scales of all slots, and the memory of quantisation.
@@ -63,18 +58,17 @@ struct Fp8State : Fp8Scales {
     Fp8Options options;
     Fp8Blocks blocks;
     int64_t slots = 0;
-    // One element per slot. amax: since the last update; the last element is the current tensor's. largest: amax at the last update,
-    // divided by `unit`, which is the loss's scale for gradients; 0: not measured; -1: not in fp8. nothing: zeros, an amax that
-    // leaves scales to `largest`.
+    // One element per slot. amax: since the last update; one more element for the current tensor. largest: amax / unit at the last
+    // update (0: not measured; -1: not in fp8). unit: the loss's scale for gradients. nothing: zeros, an amax that keeps `largest`.
     Tensor amax, limit, largest, unit, nothing;
     // The scales of inputs of the other micro-batches in flight, where a scale is known only after its tensor.
     std::vector<Fp8Scales> waiting;
-    Tensor saturated;                 // values beyond the largest, since clear_saturated()
-    Tensor rows, transposed, weight;  // of the tensor at hand; the transposed of an output's gradient
-    std::vector<StoredCodes> stored;  // of all layers, where weights' codes are kept
+    Tensor saturated;                      // values beyond the largest, since clear_saturated()
+    Tensor rows, transposed, weight;       // of the tensor at hand; the transposed of an output's gradient
+    std::vector<BothOrientations> stored;  // of all layers, where weights' codes are kept
     // The head processes its rows in chunks: the codes of its weight, of a chunk of logits' gradients, and, transposed, of the
     // chunk's inputs.
-    StoredCodes head, dlogits;
+    BothOrientations head, dlogits;
     Tensor head_inputs;
     std::vector<bool> measured;  // delayed: of each slot in fp8, whether an optimizer step has set its scale
     float loss_scale = 1;        // of the step, as `unit` has it
@@ -147,7 +141,7 @@ Quantizable output_gradient(const Model& model, const Linear& linear, const Tens
 // Memory for the transposed codes of `rows` rows of the head's input; no data if its products are not in fp8.
 Tensor head_input_codes(const Model& model, int64_t rows);
 
-// What quantisation writes, as operations take it, and the scale. Outputs without data are not wanted.
+// Outputs of quantisation, none without data, and the scale.
 struct Fp8Codes {
     Tensor out, transposed, amax, saturated, scale;
 };
@@ -156,7 +150,7 @@ struct Fp8Codes {
 std::optional<Fp8Codes> updated_codes(const Model& model, const Parameter& parameter);
 // Whether the scales of a block are known before its tensors, so that operations that compute these can write codes alone.
 bool computes_codes(const Model& model, int64_t block);
-// What such an operation writes. again: the tensor has been quantised in this pass.
+// Outputs of such an operation. again: the tensor was quantised before in this pass.
 Fp8Codes codes_of(const Model& model, const Quantizable& x, bool again);
 // Writes the codes of x from its values. Nothing where its products are in the storage type.
 void quantize(Model& model, const Quantizable& x, bool again);

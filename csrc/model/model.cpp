@@ -127,7 +127,7 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch) {
     const Range range("backward");
     const Activations& a = m.activations;
     const Parameters& p = m.parameters;
-    const bool accumulate = kernels_add(m, micro_batch);
+    const bool accumulate = accumulates_in_place(m, micro_batch);
     if (p.holds_head()) {
         show(m, "dact", &Activations::final_norm, a.dnorm);
         norm_backward(m, final_norm(m), a.dnorm, false, {}, accumulate);
@@ -251,8 +251,8 @@ void Model::allocate() {
 }
 
 void use_micro_batch(Model& m, int64_t k) {
-    std::swap(m.waiting[static_cast<size_t>(m.micro_batch)], m.activations);
-    std::swap(m.waiting[static_cast<size_t>(k)], m.activations);
+    std::swap(m.waiting[m.micro_batch], m.activations);
+    std::swap(m.waiting[k], m.activations);
     m.micro_batch = k;
 }
 
@@ -287,7 +287,7 @@ void backward_layers(Model& m, bool first, bool last) {
     const MicroBatch micro_batch{first, last};
     if (m.parameters.holds_head()) {
         begin_fp8_pass(m, true, first);  // the head's weight has codes of its own
-        run_head(m, {true, kernels_add(m, micro_batch)});
+        run_head(m, {true, accumulates_in_place(m, micro_batch)});
         if (m.options.skip_nonfinite)
             global_norm(m.context,
                         {.squares = m.loss_squares, .x = m.activations.losses, .accumulate = !first});
@@ -325,8 +325,8 @@ void logits_of_rows(Model& m, int64_t first, int64_t count, std::vector<float>& 
     });
 }
 
-void likeliest_of_rows(Model& m, const Tensor& likeliest) {
-    const Tensor all = reshape(likeliest, {likeliest.elements()});
+void argmax_of_rows(Model& m, const Tensor& found) {
+    const Tensor all = reshape(found, {found.elements()});
     for_logits(m, 0, all.shape[0], [&](int64_t done, const Tensor& rows) {
         argmax(m.context, {.out = slice_rows(all, done, rows.shape[0]), .x = rows});
     });

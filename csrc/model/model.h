@@ -94,7 +94,7 @@ double mean_loss(const Model& model);
 void logits_of_rows(Model& model, int64_t first, int64_t count, std::vector<float>& logits);
 // Writes the argmax of each of the first `count` rows of the last pass to device memory [count] or [count,1], which may be
 // the rows' own tokens; asynchronous.
-void likeliest_of_rows(Model& model, const Tensor& likeliest);
+void argmax_of_rows(Model& model, const Tensor& found);
 // Logits [V] of the token that follows tokens [T], by a pass over all of them.
 void next_logits(Model& model, const int32_t* tokens, int64_t T, std::vector<float>& logits);
 

@@ -14,7 +14,7 @@ void set_step(Model& model, const float* lr, const int32_t* step);
 // model.squares, the sum over all gradients before clipping, and one AdamW step. Ranks end with the same weights.
 void optimizer_step(Model& model, const AdamW& adamw, uint64_t seed);
 
-// What AdamW writes of a parameter: [count] each; weight and master have no data where they are not kept.
+// The outputs of AdamW for a parameter, [count] each; weight and master have no data if they are not kept.
 struct OptimizerState {
     Tensor weight, master, m, v;
 };

@@ -1,11 +1,19 @@
-// What a model is made with, beside its shape (model/config.h).
+// The options of a model, besides its shape (model/config.h).
 #pragma once
 #include "model/decode.h"
 #include "model/fp8.h"
 #include "model/parameters.h"
-#include "model/recompute.h"
 
 namespace llamac {
+
+// Which activations are discarded after the forward pass and recomputed in the backward pass.
+struct Recompute {
+    bool norm = false;        // the outputs of both norms
+    bool swiglu = false;      // the product that enters the down projection
+    bool qkv = false;         // queries, keys and values
+    bool attention = false;   // the attention's output
+    int64_t block_every = 0;  // every k-th block as a whole, all but its output; 0: none, 1: every block
+};
 
 struct ModelOptions {
     int64_t batch_size = 1, seq_len = 1;  // the largest batch that a step will see

@@ -26,7 +26,7 @@ int64_t end_of(const Parameters& p) {
     return last.offset + last.elements;
 }
 
-// What of the model goes into the table, and how much of it is there already.
+// Progress of fill_table().
 struct Filling {
     const std::vector<std::string>& frozen;
     int64_t rows = 0;             // also of layers that this model does not hold
@@ -102,8 +102,8 @@ void fill_table(Parameters& p, const Config& c, Filling& filling) {
     add(p, filling, "", parameters_before_blocks(c, p), p.holds_embedding());
     if (!p.holds_embedding()) p.segments.emplace_back();  // the first segment of a block is the second
     for (int64_t l = 0; l < c.L; l++)
-        add(p, filling, "model.layers." + std::to_string(l) + ".",
-            block_parameters(c, p.blocks[static_cast<size_t>(l)]), l >= p.layers.first && l < p.layers.end);
+        add(p, filling, "model.layers." + std::to_string(l) + ".", block_parameters(c, p.blocks[l]),
+            l >= p.layers.first && l < p.layers.end);
     add(p, filling, "", parameters_after_blocks(c, p), p.holds_head());
     if (!p.holds_head()) p.segments.push_back({end_of(p)});
     if (c.tied) p.head = p.embedding;

@@ -24,8 +24,8 @@ struct Precision {
     bool keeps_master() const { return master && is_narrow(weights); }
 };
 
-// Where a parameter lies in every buffer that holds one element per parameter. Fused parameters lie behind one another
-// and have one placement, a matrix with the rows of all. One that does not train lies in Parameters::frozen only.
+// The place of a parameter in each buffer with one element per parameter. Fused parameters are contiguous and have one
+// placement, a matrix with the rows of all. Frozen ones are in Parameters::frozen only.
 struct Placement {
     int64_t offset = 0;               // in elements
     std::vector<int64_t> shape = {};  // [out,in] or [C]
@@ -36,8 +36,7 @@ struct Placement {
     int64_t elements() const;
 };
 
-// What is gathered and reduced together: all between two places of a buffer. First the embedding, then the blocks, last
-// the final norm and the head.
+// A range of a buffer that is gathered and reduced together: the embedding, each block, the final norm with the head.
 struct Segment {
     int64_t offset = 0, elements = 0;
     std::vector<Placement> placements = {};
@@ -123,8 +122,8 @@ struct Parameters : ModelParameters {
     std::vector<Parameter> table;  // parameters that are present, in order
     std::vector<Segment> segments;
     int64_t elements = 0;  // of parameters that train, with the gaps between tensors
-    // [elements]; if ranks shard the buffer, [elements / ranks of a group]: this rank's shards of all placements. master has no data
-    // if it is not kept. weights has none if they are sharded and the master is kept, because each gather rounds the master.
+    // [elements], or if the buffer is sharded, [elements / ranks of a group]: this rank's shards. master has no data if it is not
+    // kept; neither have sharded weights with a master, because each gather rounds the master.
     Tensor weights, gradients, master, m, v;
     Tensor frozen;         // weights of parameters that do not train, on every rank
     Tensor frozen_vector;  // of the largest frozen vector: norms write gradients that nothing reads
@@ -149,7 +148,7 @@ struct Parameters : ModelParameters {
     size_t slot_of(int64_t segment) const;
     // Memory for weights of one placement that are not kept, valid until the next gather.
     Tensor transient_weights(int64_t count) const;
-    // What kernels read and write.
+    // The operands of kernels.
     Tensor weight(const Placement& p) const {
         return p.trains ? in_segment(weights_of(p.segment), p) : matrix(frozen, p.offset, p);
     }

@@ -18,7 +18,7 @@ Communicator& group_of(Model& m) {
 
 // A placement's shards of all ranks of a group, [group * shard], in the tensor of its segment.
 Tensor shards(const Parameters& p, const Tensor& segment, const Placement& placement) {
-    const int64_t at = placement.offset - p.segments[static_cast<size_t>(placement.segment)].offset;
+    const int64_t at = placement.offset - p.segments[placement.segment].offset;
     return make_tensor(static_cast<char*>(segment.data) + at * size_of(segment.dtype), segment.dtype,
                        {p.sharding.group * placement.shard});
 }
@@ -31,7 +31,7 @@ Tensor own_shard(const Parameters& p, const Tensor& segment, const Placement& pl
         {placement.shard});
 }
 
-// What the stream of exchanges begins with now comes after all that the model's stream has been given so far.
+// Later exchanges wait for the work that is enqueued on the model's stream.
 void follow_model(Model& m) {
     m.exchanges->computed.record(m.context.stream);
     m.exchanges->computed.wait_event(m.exchanges->stream.handle);
@@ -43,12 +43,11 @@ Context exchange_context(const Model& m) {
     return context;
 }
 
-// Calls it for each placement, all of them as one collective of that name and type. parts: of the size of a shard, that the
-// collective moves (grouped() of core/collectives.h).
+// Calls it for each placement, grouped as one collective of that name and type. parts: shards moved per placement.
 template <class Call>
 void for_each_placement(const Model& m, Communicator& among, const char* name, int64_t parts, DType dtype,
                         int64_t segment, const Call& call) {
-    const std::vector<Placement>& all = m.parameters.segments[static_cast<size_t>(segment)].placements;
+    const std::vector<Placement>& all = m.parameters.segments[segment].placements;
     int64_t elements = 0;
     for (const Placement& placement : all) elements += parts * placement.shard;
     const Context context = exchange_context(m);
@@ -77,13 +76,13 @@ void gather_own_weights(Model& m, int64_t segment) {
         return kept ? p.own(p.weights, placement) : own_shard(p, in_use, placement);
     };
     if (!kept)
-        for (const Placement& placement : p.segments[static_cast<size_t>(segment)].placements)
+        for (const Placement& placement : p.segments[segment].placements)
             convert(exchange_context(m),
                     {.out = own(placement), .x = p.own(p.master, placement), .accumulate = false});
     gather(m, segment, in_use, own);
 }
 
-// What overlaps the segment's slot has been computed with when the model's stream has got here.
+// The work enqueued so far has finished with the weights that overlap the segment's slot.
 void begin_to_gather(Model& m, int64_t segment) {
     const size_t slot = m.parameters.slot_of(segment);
     if (m.gathered[slot] == segment) return;
@@ -98,7 +97,7 @@ void begin_to_gather(Model& m, int64_t segment) {
 // The padding of a placement's shards holds values of other segments.
 void zero_padding(Model& m, int64_t segment) {
     const Parameters& p = m.parameters;
-    for (const Placement& placement : p.segments[static_cast<size_t>(segment)].placements) {
+    for (const Placement& placement : p.segments[segment].placements) {
         const Tensor all = shards(p, p.gradients_of(segment), placement);
         const int64_t elements = placement.elements(), bytes = size_of(all.dtype);
         if (all.elements() > elements)
@@ -137,7 +136,7 @@ void gather_weights(Model& m, int64_t segment, int64_t next) {
     if (!p.weight_slots.overlap(p.slot_of(segment), p.slot_of(next))) begin_to_gather(m, next);
 }
 
-bool kernels_add(const Model& m, const MicroBatch& micro_batch) {
+bool accumulates_in_place(const Model& m, const MicroBatch& micro_batch) {
     return !micro_batch.first && !m.options.sharding.shares_gradients();
 }
 
@@ -182,7 +181,7 @@ void reduce_gradients(Model& m, int64_t segment, const MicroBatch& micro_batch) 
     if (in_place && p.sharding.level == 0)
         convert(context, {.out = in_use, .x = summed, .accumulate = false});
     else if (in_place)
-        for (const Placement& placement : p.segments[static_cast<size_t>(segment)].placements)
+        for (const Placement& placement : p.segments[segment].placements)
             convert(context, {.out = p.own(p.gradients, placement), .x = own(placement), .accumulate = adds});
     const size_t slot = p.slot_of(segment);
     m.exchanges->reduced[slot].record(m.exchanges->stream.handle);
@@ -197,7 +196,7 @@ void sum_over_shards(Model& m, const Tensor& x) {
     if (!is_alone(m)) reduce_among(m, group_of(m), x, Reduction::sum);
 }
 
-void largest_over_ranks(Model& m, const Tensor& x) {
+void max_over_ranks(Model& m, const Tensor& x) {
     if (!is_alone(m)) reduce_among(m, *m.ranks, x, Reduction::max);
 }
 

@@ -1,4 +1,4 @@
-// What the ranks of a run exchange during an optimizer step (model/sharding.h). A single rank exchanges nothing.
+// The exchanges between ranks during an optimizer step (model/sharding.h). A single rank exchanges nothing.
 //
 // At every level, the gradient of each placement is summed by a reduce_scatter of its shards within the group, then
 // by an all_reduce of each shard over the groups, in the type of Sharding::sums. Other ranks' data is gathered within
@@ -20,12 +20,10 @@ struct MicroBatch {
 // Around all that follows.
 void fork_exchanges(Model& model);
 void join_exchanges(Model& model);
-// Before a segment computes. next: the one after it, whose weights are gathered meanwhile, unless their slot overlaps this
-// one's; none if that is no segment.
+// Before a segment computes. next: the following segment (-1: none), gathered meanwhile unless its buffer overlaps.
 void gather_weights(Model& model, int64_t segment, int64_t next);
-// Whether kernels add to the gradients of earlier micro-batches, and do not write them anew: shared ones are added once they
-// are sums over the ranks.
-bool kernels_add(const Model& model, const MicroBatch& micro_batch);
+// Whether kernels add to the gradients of earlier micro-batches. Sharded gradients are added after their reduction instead.
+bool accumulates_in_place(const Model& model, const MicroBatch& micro_batch);
 // Before kernels write the segment's gradients: waits for the reduction that still reads their memory.
 void begin_gradients(Model& model, int64_t segment);
 // When the segment's gradients are complete. Shared gradients are summed over the ranks after each micro-batch, others after
@@ -35,7 +33,7 @@ void reduce_gradients(Model& model, int64_t segment, const MicroBatch& micro_bat
 void sum_over_ranks(Model& model, const Tensor& x);
 void sum_over_shards(Model& model, const Tensor& x);
 // x = its largest value over all ranks.
-void largest_over_ranks(Model& model, const Tensor& x);
+void max_over_ranks(Model& model, const Tensor& x);
 // When all weights of the segment are updated.
 void exchange_updated_weights(Model& model, int64_t segment);
 

@@ -63,8 +63,8 @@ void adamw_naive(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M,
                  View<const double, 1> guard, double beta1, double beta2, double eps, double weight_decay,
                  double grad_clip, int64_t seed, int64_t stream, int64_t offset, LaunchContext context) {
     const int64_t P = weight.shape[0];
-    launch(Grid(blocks_for(P, context.threads), context.threads, context.stream), adamw_naive_kernel<T, G, M>,
-           weight.data, master.data, m.data, v.data, grad.data, squares.data, lr.data, step.data, guard.data,
+    launch(context.grid(P), adamw_naive_kernel<T, G, M>, weight.data, master.data, m.data, v.data, grad.data,
+           squares.data, lr.data, step.data, guard.data,
            settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset), P);
 }
 
@@ -125,16 +125,14 @@ Operation adamw(
     " grad_clip: float {1, 0}, seed: int {42, 1e12}, stream: int {4},"
     " offset: int = 0 {0, 17179867136, 3}) empty(P)",
     "one update: clipping, moments, decoupled weight decay, rounding to storage",
-    {{"cpu", "fixed chunks over threads", Backend::host, instantiations<LLAMAC_ADAMW(adamw_cpu)>()},
-     {"vectorized",
-      "eight elements per thread, 128-bit accesses",
-      Backend::device,
+    {{"cpu", "fixed chunks over threads", instantiations<LLAMAC_ADAMW(adamw_cpu)>()},
+     {"vectorized", "eight elements per thread, 128-bit accesses",
       instantiations<LLAMAC_ADAMW(adamw_vectorized)>(),
-      {"an offset that is a multiple of 4, or of 2048 where elements pass number 2^34",
-       adamw_vectorized_takes},
-      {128, 256}},
-     {"naive", "one thread per element", Backend::device, instantiations<LLAMAC_ADAMW(adamw_naive)>()},
-     {"reference", "plain loops", Backend::host,
+      Constraints{"an offset that is a multiple of 4, or of 2048 where elements pass number 2^34",
+                  adamw_vectorized_takes},
+      blocks_of(128, 256)},
+     {"naive", "one thread per element", instantiations<LLAMAC_ADAMW(adamw_naive)>()},
+     {"reference", "plain loops",
       instantiations<LLAMAC_ADAMW(adamw_reference), adamw_reference<double, double, double>>()}},
     [](const Call& c) { return 15.0 * c["P"]; }, adamw_bytes);
 

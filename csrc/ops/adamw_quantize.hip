@@ -199,20 +199,17 @@ Operation adamw_quantize(
     " grad_clip: float {1, 0}, seed: int {42, 1e12}, stream: int {4},"
     " offset: int = 0 {0, 17179867136, 3}) test(K=160, C=144) test(K=16, C=272)",
     "adamw, and fp8 of the new weight",
-    {{"cpu", "rows over threads", Backend::host, instantiations<LLAMAC_ADAMW_QUANTIZE(adamw_quantize_cpu)>()},
-     {"vectorized",
-      "tiles turned in registers and LDS, 128-bit accesses",
-      Backend::device,
+    {{"cpu", "rows over threads", instantiations<LLAMAC_ADAMW_QUANTIZE(adamw_quantize_cpu)>()},
+     {"vectorized", "tiles turned in registers and LDS, 128-bit accesses",
       instantiations<LLAMAC_ADAMW_QUANTIZE(adamw_quantize_vectorized)>(),
-      {"K and C multiples of 16, an offset that is a multiple of 8, operands aligned to 16 bytes",
-       [](const Call& c) {
-           return static_cast<int64_t>(c.number("offset")) % unit == 0 &&
-                  tiles_fit(c, c["K"], c["C"], {"weight", "master", "m", "v", "grad"});
-       }},
-      {quantize_threads}},
-     {"naive", "one thread per element", Backend::device,
-      instantiations<LLAMAC_ADAMW_QUANTIZE(adamw_quantize_naive)>()},
-     {"reference", "plain loops", Backend::host,
+      Constraints{"K and C multiples of 16, an offset that is a multiple of 8, operands aligned to 16 bytes",
+                  [](const Call& c) {
+                      return static_cast<int64_t>(c.number("offset")) % unit == 0 &&
+                             tiles_fit(c, c["K"], c["C"], {"weight", "master", "m", "v", "grad"});
+                  }},
+      blocks_of(quantize_threads)},
+     {"naive", "one thread per element", instantiations<LLAMAC_ADAMW_QUANTIZE(adamw_quantize_naive)>()},
+     {"reference", "plain loops",
       instantiations<LLAMAC_ADAMW_QUANTIZE(adamw_quantize_reference),
                      adamw_quantize_reference<double, double, double, double>>()}},
     [](const Call& c) { return 16.0 * c["K"] * c["C"]; }, adamw_bytes);

@@ -73,8 +73,7 @@ __global__ void argmax_naive_kernel(int32_t* out, const T* x, int64_t N, int64_t
 
 template <class T>
 void argmax_naive(View<int32_t, 1> out, View<const T, 2> x, LaunchContext context) {
-    launch(Grid(blocks_for(x.shape[0], context.threads), context.threads, context.stream),
-           argmax_naive_kernel<T>, out.data, x.data, x.shape[0], x.shape[1]);
+    launch(context.grid(x.shape[0]), argmax_naive_kernel<T>, out.data, x.data, x.shape[0], x.shape[1]);
 }
 
 // ---- vectorized: one block per row
@@ -145,18 +144,13 @@ Operation argmax(
     "argmax<T: f32 bf16 f64>(out: i32[N]; x: T[N,V]) rows(N) empty(N)"
     " test(N=3, V=4096) test(N=2, V=5003) test(N=1, V=40000)",
     "the column of each row's largest element, the first of equals",
-    {{"cpu", "rows over threads, runs of columns by vector lanes", Backend::host,
-      instantiations<argmax_cpu<float>, argmax_cpu<bf16>>()},
-     {"vectorized",
-      "one block per row, 128-bit accesses",
-      Backend::device,
-      instantiations<argmax_vectorized<float>, argmax_vectorized<bf16>>(),
-      places_fit,
-      {block_threads, 256, 512}},
-     {"naive", "one thread per row", Backend::device,
-      instantiations<argmax_naive<float>, argmax_naive<bf16>>()},
-     {"reference", "plain loops", Backend::host,
-      instantiations<argmax_reference<float>, argmax_reference<bf16>, argmax_reference<double>>()}});
+    {{"cpu", "rows over threads, runs of columns by vector lanes",
+      instantiations<LLAMAC_FLOATS(argmax_cpu)>()},
+     {"vectorized", "one block per row, 128-bit accesses", instantiations<LLAMAC_FLOATS(argmax_vectorized)>(),
+      places_fit, blocks_of(block_threads, 256, 512)},
+     {"naive", "one thread per row", instantiations<LLAMAC_FLOATS(argmax_naive)>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(argmax_reference), argmax_reference<double>>()}});
 
 }  // namespace
 }  // namespace llamac

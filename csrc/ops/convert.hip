@@ -45,8 +45,7 @@ __global__ void convert_naive_kernel(T* out, const G* x, int64_t P, bool accumul
 template <class T, class G>
 void convert_naive(View<T, 1> out, View<const G, 1> x, bool accumulate, LaunchContext context) {
     const int64_t P = x.shape[0];
-    launch(Grid(blocks_for(P, context.threads), context.threads, context.stream), convert_naive_kernel<T, G>,
-           out.data, x.data, P, accumulate);
+    launch(context.grid(P), convert_naive_kernel<T, G>, out.data, x.data, P, accumulate);
 }
 
 // ---- vectorized: 128-bit accesses
@@ -91,22 +90,15 @@ Operation convert(
     "convert<T: f32 bf16 f64, G: f32 bf16 f64>"
     "(out: T[P] adds_if(accumulate); x: G[P]; accumulate: bool) empty(P)",
     "out += x of another type",
-    {{"cpu", "threads and vector lanes", Backend::host,
-      instantiations<convert_cpu<float, float>, convert_cpu<bf16, bf16>, convert_cpu<float, bf16>,
-                     convert_cpu<bf16, float>>()},
-     {"vectorized",
-      "eight elements per thread, 128-bit accesses",
-      Backend::device,
-      instantiations<convert_vectorized<float, float>, convert_vectorized<bf16, bf16>,
-                     convert_vectorized<float, bf16>, convert_vectorized<bf16, float>>(),
-      nullptr,
-      {256, 128, block_threads}},
-     {"naive", "one thread per element", Backend::device,
-      instantiations<convert_naive<float, float>, convert_naive<bf16, bf16>, convert_naive<float, bf16>,
-                     convert_naive<bf16, float>>()},
-     {"reference", "plain loops", Backend::host,
-      instantiations<convert_reference<float, float>, convert_reference<bf16, bf16>,
-                     convert_reference<float, bf16>, convert_reference<bf16, float>,
+    {{"cpu", "threads and vector lanes",
+      instantiations<LLAMAC_FLOATS(convert_cpu, float), LLAMAC_FLOATS(convert_cpu, bf16)>()},
+     {"vectorized", "eight elements per thread, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(convert_vectorized, float), LLAMAC_FLOATS(convert_vectorized, bf16)>(),
+      nullptr, blocks_of(256, 128, block_threads)},
+     {"naive", "one thread per element",
+      instantiations<LLAMAC_FLOATS(convert_naive, float), LLAMAC_FLOATS(convert_naive, bf16)>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(convert_reference, float), LLAMAC_FLOATS(convert_reference, bf16),
                      convert_reference<double, double>>()}},
     [](const Call& c) { return 1.0 * c["P"]; });
 

@@ -127,9 +127,8 @@ void cross_entropy_naive(View<float, 1> losses, View<T, 2> dlogits, View<float, 
                          View<const float, 1> dlosses, double dloss, int64_t ignore_index,
                          LaunchContext context) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
-    launch(Grid(blocks_for(N, context.threads), context.threads, context.stream),
-           cross_entropy_naive_kernel<T>, losses.data, dlogits.data, logits.data, targets, dlosses, N, V,
-           dloss, ignore_index);
+    launch(context.grid(N), cross_entropy_naive_kernel<T>, losses.data, dlogits.data, logits.data, targets,
+           dlosses, N, V, dloss, ignore_index);
     if (mean || num_valid) mean_loss_naive(mean, num_valid, losses, targets, ignore_index, context);
 }
 
@@ -505,25 +504,16 @@ Operation cross_entropy(
     " dloss: float {0.25, 1}, ignore_index: int {-100, 0, 5}) rows(N) empty(N)"
     " test(N=4, V=128256) test(N=1, V=131080) test(N=4, V=50003) test(N=3, V=40001)",
     "losses = logsumexp(logits) - logits[target], their mean, and the gradient of logits",
-    {{"cpu", "rows over threads, three passes over a cached row", Backend::host,
-      instantiations<cross_entropy_cpu<float>, cross_entropy_cpu<bf16>>()},
-     {"on_chip",
-      "one block per row, which stays in registers and LDS, 128-bit accesses",
-      Backend::device,
-      instantiations<cross_entropy_on_chip<float>, cross_entropy_on_chip<bf16>>(),
-      row_fits,
-      {1024, 128, 64}},
-     {"vectorized",
-      "one block per row, sum and maximum in one pass, gradient in a second, 128-bit accesses",
-      Backend::device,
-      instantiations<cross_entropy_vectorized<float>, cross_entropy_vectorized<bf16>>(),
-      rows_have_vectors,
-      {512, 1024, 256}},
-     {"naive", "one thread per row", Backend::device,
-      instantiations<cross_entropy_naive<float>, cross_entropy_naive<bf16>>()},
-     {"reference", "plain loops", Backend::host,
-      instantiations<cross_entropy_reference<float>, cross_entropy_reference<bf16>,
-                     cross_entropy_reference<double>>()}},
+    {{"cpu", "rows over threads, three passes over a cached row",
+      instantiations<LLAMAC_FLOATS(cross_entropy_cpu)>()},
+     {"on_chip", "one block per row, which stays in registers and LDS, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(cross_entropy_on_chip)>(), row_fits, blocks_of(1024, 128, 64)},
+     {"vectorized", "one block per row, sum and maximum in one pass, gradient in a second, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(cross_entropy_vectorized)>(), rows_have_vectors,
+      blocks_of(512, 1024, 256)},
+     {"naive", "one thread per row", instantiations<LLAMAC_FLOATS(cross_entropy_naive)>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(cross_entropy_reference), cross_entropy_reference<double>>()}},
     [](const Call& c) { return 6.0 * c["N"] * c["V"]; });
 
 }  // namespace

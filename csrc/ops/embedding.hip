@@ -107,8 +107,7 @@ template <class T>
 void embedding_forward_naive(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight,
                              LaunchContext context) {
     const int64_t N = out.shape[0], C = out.shape[1];
-    launch(Grid(blocks_for(N * C, context.threads), context.threads, context.stream),
-           embedding_forward_naive_kernel<T>, out.data, tokens.data, weight.data, N, C);
+    launch(context.grid(N * C), embedding_forward_naive_kernel<T>, out.data, tokens.data, weight.data, N, C);
 }
 
 // Dynamic LDS: the row's sums, C floats. A thread has its columns for itself, so that none waits.
@@ -347,8 +346,8 @@ void embedding_backward_sorted(View<G, 2> dweight, View<const T, 2> dout, View<c
     int *first = static_cast<int*>(context.workspace), *group = first + V + 1, *ordered = group + N;
     launch(Grid(blocks_for(V + 1, max_threads_per_block), max_threads_per_block, context.stream),
            embedding_backward_sorted_kernel_group, first, group, tokens.data, static_cast<int>(N), V);
-    launch(Grid(blocks_for(N, context.threads), context.threads, context.stream),
-           embedding_backward_sorted_kernel_order, ordered, group, first, tokens.data, static_cast<int>(N));
+    launch(context.grid(N), embedding_backward_sorted_kernel_order, ordered, group, first, tokens.data,
+           static_cast<int>(N));
     const Slabs slabs = slabs_of(C, vector_size<T>, context.threads);
     const bool whole = is_whole({dweight.data, dout.data}, C, std::max(vector_size<T>, vector_size<G>));
     launch(
@@ -369,16 +368,13 @@ Operation embedding_forward(
     "(out: T[N,C]; tokens: i32[N] <V, weight: T[V,C]) rows(N) empty(N) test(N=9, V=40, C=4096)"
     " derivative embedding_backward(dweight: grad weight; dout: grad out, tokens)",
     "out = weight[tokens]",
-    {{"cpu", "rows over threads", Backend::host,
-      instantiations<embedding_forward_cpu<float>, embedding_forward_cpu<bf16>>()},
-     {"vectorized", "rows in 128-bit accesses, several in flight", Backend::device,
-      instantiations<embedding_forward_vectorized<float>, embedding_forward_vectorized<bf16>>(), nullptr,
+    {{"cpu", "rows over threads", instantiations<LLAMAC_FLOATS(embedding_forward_cpu)>()},
+     {"vectorized", "rows in 128-bit accesses, several in flight",
+      instantiations<LLAMAC_FLOATS(embedding_forward_vectorized)>(), nullptr, block_sizes},
+     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(embedding_forward_naive)>(), nullptr,
       block_sizes},
-     {"naive", "one thread per element", Backend::device,
-      instantiations<embedding_forward_naive<float>, embedding_forward_naive<bf16>>(), nullptr, block_sizes},
-     {"reference", "plain loops", Backend::host,
-      instantiations<embedding_forward_reference<float>, embedding_forward_reference<bf16>,
-                     embedding_forward_reference<double>>()}},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(embedding_forward_reference), embedding_forward_reference<double>>()}},
     nullptr, embedding_forward_bytes);
 
 Operation embedding_backward(
@@ -387,21 +383,18 @@ Operation embedding_backward(
     "bool)"
     " rows(N) empty(N) test(N=9, V=40, C=4096)",
     "dweight[tokens] += dout, the rows of a token added before they are rounded",
-    {{"cpu", "tokens sorted, vocabulary over threads", Backend::host,
-      instantiations<embedding_backward_cpu<float, float>, embedding_backward_cpu<bf16, bf16>,
-                     embedding_backward_cpu<bf16, float>>()},
+    {{"cpu", "tokens sorted, vocabulary over threads",
+      instantiations<LLAMAC_FLOATS(embedding_backward_cpu, float), embedding_backward_cpu<bf16, bf16>>()},
      {"sorted", "positions sorted by token, each row of the table written once in 128-bit accesses",
-      Backend::device,
-      instantiations<embedding_backward_sorted<float, float>, embedding_backward_sorted<bf16, bf16>,
-                     embedding_backward_sorted<bf16, float>>(),
+      instantiations<LLAMAC_FLOATS(embedding_backward_sorted, float),
+                     embedding_backward_sorted<bf16, bf16>>(),
       positions_fit, block_sizes, backward_workspace},
-     {"naive", "one block per row of the table looks at all tokens", Backend::device,
-      instantiations<embedding_backward_naive<float, float>, embedding_backward_naive<bf16, bf16>,
-                     embedding_backward_naive<bf16, float>>(),
+     {"naive", "one block per row of the table looks at all tokens",
+      instantiations<LLAMAC_FLOATS(embedding_backward_naive, float), embedding_backward_naive<bf16, bf16>>(),
       sums_fit, block_sizes},
-     {"reference", "plain loops", Backend::host,
-      instantiations<embedding_backward_reference<float, float>, embedding_backward_reference<bf16, bf16>,
-                     embedding_backward_reference<bf16, float>,
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(embedding_backward_reference, float),
+                     embedding_backward_reference<bf16, bf16>,
                      embedding_backward_reference<double, double>>()}},
     [](const Call& c) { return 1.0 * c["N"] * c["C"]; });
 

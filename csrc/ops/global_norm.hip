@@ -163,20 +163,13 @@ Operation global_norm(
     "global_norm<T: f32 bf16 f64>"
     "(squares: f64[1] adds_if(accumulate); x: T[P]; accumulate: bool) empty(P)",
     "squares = sum of x^2, the square of the norm",
-    {{"cpu", "fixed chunks over threads", Backend::host,
-      instantiations<global_norm_cpu<float>, global_norm_cpu<bf16>>()},
-     {"vectorized",
-      "one partial sum per block, 128-bit accesses",
-      Backend::device,
-      instantiations<global_norm_vectorized<float>, global_norm_vectorized<bf16>>(),
-      nullptr,
-      {512, 256, 1024},
+    {{"cpu", "fixed chunks over threads", instantiations<LLAMAC_FLOATS(global_norm_cpu)>()},
+     {"vectorized", "one partial sum per block, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(global_norm_vectorized)>(), nullptr, blocks_of(512, 256, 1024),
       norm_workspace},
-     {"naive", "one block", Backend::device,
-      instantiations<global_norm_naive<float>, global_norm_naive<bf16>>()},
-     {"reference", "plain loops", Backend::host,
-      instantiations<global_norm_reference<float>, global_norm_reference<bf16>,
-                     global_norm_reference<double>>()}},
+     {"naive", "one block", instantiations<LLAMAC_FLOATS(global_norm_naive)>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(global_norm_reference), global_norm_reference<double>>()}},
     [](const Call& c) { return 2.0 * c["P"]; });
 
 }  // namespace

@@ -184,16 +184,11 @@ void hash_vectorized(View<double, 1> sum, View<const bf16, 1> x, LaunchContext c
 
 Operation hash("hash(sum: f64[2]; x: bf16[P]) empty(P)",
                "sum = a hash of x's memory, its lower and upper 32 bits",
-               {{"cpu", "words over threads", Backend::host, instantiations<hash_cpu>()},
-                {"vectorized",
-                 "one partial sum per block, 128-bit accesses",
-                 Backend::device,
-                 instantiations<hash_vectorized>(),
-                 nullptr,
-                 {512, 256, 1024},
-                 hash_workspace},
-                {"naive", "one block", Backend::device, instantiations<hash_naive>()},
-                {"reference", "plain loops", Backend::host, instantiations<hash_reference>()}});
+               {{"cpu", "words over threads", instantiations<hash_cpu>()},
+                {"vectorized", "one partial sum per block, 128-bit accesses",
+                 instantiations<hash_vectorized>(), nullptr, blocks_of(512, 256, 1024), hash_workspace},
+                {"naive", "one block", instantiations<hash_naive>()},
+                {"reference", "plain loops", instantiations<hash_reference>()}});
 
 }  // namespace
 }  // namespace llamac

@@ -117,16 +117,11 @@ Operation mean_loss(
     "(mean: A[] mean, num_valid?: A[]; losses: A[N] >0, targets: i32[N] strided except(ignore_index);"
     " ignore_index: int {-100, 0, 5}) rows(N) empty(N)",
     "mean = sum of losses / rows whose target is not ignore_index, and those rows' number",
-    {{"cpu", "one thread", Backend::host, instantiations<mean_loss_cpu>()},
-     {"one_block",
-      "one block, the loads of four rows per thread in flight",
-      Backend::device,
-      instantiations<mean_loss_one_block>(),
-      nullptr,
-      {1024, 256}},
-     {"naive", "one thread", Backend::device, instantiations<mean_loss_naive>(), nullptr, {64}},
-     {"reference", "plain loops", Backend::host,
-      instantiations<mean_loss_reference<float>, mean_loss_reference<double>>()}},
+    {{"cpu", "one thread", instantiations<mean_loss_cpu>()},
+     {"one_block", "one block, the loads of four rows per thread in flight",
+      instantiations<mean_loss_one_block>(), nullptr, blocks_of(1024, 256)},
+     {"naive", "one thread", instantiations<mean_loss_naive>(), nullptr, blocks_of(64)},
+     {"reference", "plain loops", instantiations<mean_loss_reference<float>, mean_loss_reference<double>>()}},
     [](const Call& c) { return 1.0 * c["N"]; });
 
 }  // namespace

@@ -2,44 +2,22 @@
 // edited. docs/operations.md explains types and shapes.
 // clang-format off
 #pragma once
-#include <algorithm>
-#include <initializer_list>
-
 #include "core/typed_call.h"
 
 namespace llamac {
-
-template <size_t size>
-struct OperationName {
-    char text[size];
-    constexpr OperationName(const char (&name)[size]) { std::copy_n(name, size, text); }
-};
-// Looks the operation up once.
-template <OperationName name>
-void run_by_name(const Context& context, std::initializer_list<Tensor> tensors, std::initializer_list<Scalar> scalars) {
-    static const Operation& operation = find_operation(name.text);
-    run(operation, {tensors.begin(), tensors.size()}, {scalars.begin(), scalars.size()}, context);
-}
 
 // one update: clipping, moments, decoupled weight decay, rounding to storage
 struct AdamwCall {
     Required weight;  // T[P]
     Tensor master = {};  // A[P]
-    Required m;  // M[P]
-    Required v;  // M[P]
+    Required m, v;  // M[P]
     Required grad;  // G[P]
     Required squares;  // f64[1]
     Required lr;  // A[1]
     Required step;  // i32[1]
     Tensor guard = {};  // f64[1]
-    Real beta1;
-    Real beta2;
-    Real eps;
-    Real weight_decay;
-    Real grad_clip;
-    Integer seed;
-    Integer stream;
-    Integer offset = 0;
+    Real beta1, beta2, eps, weight_decay, grad_clip;
+    Integer seed, stream, offset = 0;
 };
 inline void adamw(const Context& context, const AdamwCall& call) {
     run_by_name<"adamw">(context, {call.weight, call.master, call.m, call.v, call.grad, call.squares, call.lr, call.step, call.guard}, {call.beta1, call.beta2, call.eps, call.weight_decay, call.grad_clip, call.seed, call.stream, call.offset});
@@ -53,22 +31,15 @@ struct AdamwQuantizeCall {
     Required saturated;  // i32[1]
     Required weight;  // T[K,C]
     Tensor master = {};  // A[K,C]
-    Required m;  // M[K,C]
-    Required v;  // M[K,C]
+    Required m, v;  // M[K,C]
     Required grad;  // G[K,C]
     Required squares;  // f64[1]
     Required lr;  // A[1]
     Required step;  // i32[1]
     Required scale;  // A[1]
     Tensor guard = {};  // f64[1]
-    Real beta1;
-    Real beta2;
-    Real eps;
-    Real weight_decay;
-    Real grad_clip;
-    Integer seed;
-    Integer stream;
-    Integer offset = 0;
+    Real beta1, beta2, eps, weight_decay, grad_clip;
+    Integer seed, stream, offset = 0;
 };
 inline void adamw_quantize(const Context& context, const AdamwQuantizeCall& call) {
     run_by_name<"adamw_quantize">(context, {call.out, call.transposed, call.amax, call.saturated, call.weight, call.master, call.m, call.v, call.grad, call.squares, call.lr, call.step, call.scale, call.guard}, {call.beta1, call.beta2, call.eps, call.weight_decay, call.grad_clip, call.seed, call.stream, call.offset});
@@ -86,14 +57,11 @@ inline void argmax(const Context& context, const ArgmaxCall& call) {
 // gradients of attention_forward
 struct AttentionBackwardCall {
     Required dq;  // T[B,T,NH,HD]
-    Required dk;  // T[B,S,NKV,HD]
-    Required dv;  // T[B,S,NKV,HD]
-    Required dout;  // T[B,T,NH,HD]
-    Required out;  // T[B,T,NH,HD]
+    Required dk, dv;  // T[B,S,NKV,HD]
+    Required dout, out;  // T[B,T,NH,HD]
     Required lse;  // A[B,NH,T]
     Required q;  // T[B,T,NH,HD]
-    Required k;  // T[B,S,NKV,HD]
-    Required v;  // T[B,S,NKV,HD]
+    Required k, v;  // T[B,S,NKV,HD]
     Tensor first = {};  // i32[B,T]
     Real scale;
     Flag causal = true;
@@ -103,13 +71,28 @@ inline void attention_backward(const Context& context, const AttentionBackwardCa
     run_by_name<"attention_backward">(context, {call.dq, call.dk, call.dv, call.dout, call.out, call.lse, call.q, call.k, call.v, call.first}, {call.scale, call.causal, call.window});
 }
 
+// attention of the next token of sequences to a cache, which its key and value go to
+struct AttentionDecodeCall {
+    Required out;  // T[B,NH,HD]
+    Required keys, values;  // T[B,M,NKV,HD]
+    Required q;  // T[B,NH,HD]
+    Required k, v;  // T[B,NKV,HD]
+    Required cis;  // A[M,HD/2,2]
+    Required begin;  // i32[B]
+    Required end;  // i32[1]
+    Real scale;
+    Integer window = 0;
+};
+inline void attention_decode(const Context& context, const AttentionDecodeCall& call) {
+    run_by_name<"attention_decode">(context, {call.out, call.keys, call.values, call.q, call.k, call.v, call.cis, call.begin, call.end}, {call.scale, call.window});
+}
+
 // out = softmax(scale * q * transposed k) * v over the keys that a query sees
 struct AttentionForwardCall {
     Required out;  // T[B,T,NH,HD]
     Required lse;  // A[B,NH,T]
     Required q;  // T[B,T,NH,HD]
-    Required k;  // T[B,S,NKV,HD]
-    Required v;  // T[B,S,NKV,HD]
+    Required k, v;  // T[B,S,NKV,HD]
     Tensor first = {};  // i32[B,T]
     Real scale;
     Flag causal = true;
@@ -117,24 +100,6 @@ struct AttentionForwardCall {
 };
 inline void attention_forward(const Context& context, const AttentionForwardCall& call) {
     run_by_name<"attention_forward">(context, {call.out, call.lse, call.q, call.k, call.v, call.first}, {call.scale, call.causal, call.window});
-}
-
-// attention of the next token of sequences to a cache, which its key and value go to
-struct AttentionNextCall {
-    Required out;  // T[B,NH,HD]
-    Required keys;  // T[B,M,NKV,HD]
-    Required values;  // T[B,M,NKV,HD]
-    Required q;  // T[B,NH,HD]
-    Required k;  // T[B,NKV,HD]
-    Required v;  // T[B,NKV,HD]
-    Required cis;  // A[M,HD/2,2]
-    Required begin;  // i32[B]
-    Required end;  // i32[1]
-    Real scale;
-    Integer window = 0;
-};
-inline void attention_next(const Context& context, const AttentionNextCall& call) {
-    run_by_name<"attention_next">(context, {call.out, call.keys, call.values, call.q, call.k, call.v, call.cis, call.begin, call.end}, {call.scale, call.window});
 }
 
 // out += x of another type
@@ -151,8 +116,7 @@ inline void convert(const Context& context, const ConvertCall& call) {
 struct CrossEntropyCall {
     Required losses;  // A[N]
     Tensor dlogits = {};  // T[N,V]
-    Tensor mean = {};  // A[]
-    Tensor num_valid = {};  // A[]
+    Tensor mean = {}, num_valid = {};  // A[]
     Required logits;  // T[N,V]
     Required targets;  // i32[N]
     Tensor dlosses = {};  // A[N]
@@ -304,11 +268,9 @@ inline void repeat_kv_forward(const Context& context, const RepeatKvForwardCall&
 
 // sum = x + residual, out = sum / rms(sum) * weight
 struct ResidualRmsnormForwardCall {
-    Required sum;  // T[N,C]
-    Required out;  // T[N,C]
+    Required sum, out;  // T[N,C]
     Required rstd;  // A[N]
-    Required x;  // T[N,C]
-    Required residual;  // T[N,C]
+    Required x, residual;  // T[N,C]
     Required weight;  // T[C]
     Real eps;
 };
@@ -321,8 +283,7 @@ struct RmsnormBackwardCall {
     Required dx;  // T[N,C]
     Required dweight;  // G[C]
     Tensor out = {};  // T[N,C]
-    Required dout;  // T[N,C]
-    Required x;  // T[N,C]
+    Required dout, x;  // T[N,C]
     Required weight;  // T[C]
     Required rstd;  // A[N]
     Tensor dresidual = {};  // T[N,C]
@@ -346,8 +307,7 @@ inline void rmsnorm_forward(const Context& context, const RmsnormForwardCall& ca
 
 // turns the gradient of rope_forward back
 struct RopeBackwardCall {
-    Required dx;  // T[B,T,NH,HD]
-    Required dout;  // T[B,T,NH,HD]
+    Required dx, dout;  // T[B,T,NH,HD]
     Required cis;  // A[T,HD/2,2]
     Flag interleaved;
 };
@@ -372,8 +332,7 @@ inline void rope_backward_quantize(const Context& context, const RopeBackwardQua
 
 // turns every pair of a head's channels by its position's angle
 struct RopeForwardCall {
-    Required out;  // T[B,T,NH,HD]
-    Required x;  // T[B,T,NH,HD]
+    Required out, x;  // T[B,T,NH,HD]
     Required cis;  // A[T,HD/2,2]
     Flag interleaved;
 };
@@ -386,8 +345,7 @@ struct ScaledMatmulCall {
     Required out;  // T[N,K]
     Required a;  // P[N,C]
     Required b;  // Q[K,C]
-    Required a_scale;  // A[1]
-    Required b_scale;  // A[1]
+    Required a_scale, b_scale;  // A[1]
     Tensor residual = {};  // T[N,K]
     Flag accumulate;
     Integer fast_accum;

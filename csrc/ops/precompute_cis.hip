@@ -49,8 +49,8 @@ __global__ void precompute_cis_naive_kernel(float* cis, const double* frequency,
 void precompute_cis_naive(View<float, 3> cis, View<const double, 1> frequency, double attention_factor,
                           LaunchContext context) {
     const int64_t T = cis.shape[0], half = cis.shape[1];
-    launch(Grid(blocks_for(T * half, context.threads), context.threads, context.stream),
-           precompute_cis_naive_kernel, cis.data, frequency.data, T, half, attention_factor);
+    launch(context.grid(T * half), precompute_cis_naive_kernel, cis.data, frequency.data, T, half,
+           attention_factor);
 }
 
 // ---- vectorized: two pairs of many positions per thread
@@ -110,14 +110,10 @@ Operation precompute_cis(
     "precompute_cis<A: f32 f64>"
     "(cis: A[T,HD/2,2]; frequency: f64[HD/2]; attention_factor: float = 1 {1, 1.25}) empty(T)",
     "cosine and sine of every position's RoPE angles",
-    {{"vectorized",
-      "angles reduced in double, 128-bit accesses",
-      Backend::device,
-      instantiations<precompute_cis_vectorized>(),
-      nullptr,
-      {256, 128, block_threads}},
-     {"naive", "one thread per pair", Backend::device, instantiations<precompute_cis_naive>()},
-     {"reference", "plain loops in double", Backend::host,
+    {{"vectorized", "angles reduced in double, 128-bit accesses", instantiations<precompute_cis_vectorized>(),
+      nullptr, blocks_of(256, 128, block_threads)},
+     {"naive", "one thread per pair", instantiations<precompute_cis_naive>()},
+     {"reference", "plain loops in double",
       instantiations<precompute_cis_reference<float>, precompute_cis_reference<double>>()}},
     [](const Call& c) { return 1.5 * c["T"] * c["HD"]; });
 

@@ -43,9 +43,8 @@ template <class T, class Q>
 void quantize_naive(View<Q, 2> out, View<Q, 2> transposed, View<float, 1> amax, View<int32_t, 1> saturated,
                     View<const T, 2> x, View<const float, 1> scale, LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1];
-    launch(Grid(blocks_for(N * C, context.threads), context.threads, context.stream),
-           quantize_naive_kernel<T, Q>, data_of<Q>({out, transposed, amax, saturated}, N, C), x.data,
-           scale.data);
+    launch(context.grid(N * C), quantize_naive_kernel<T, Q>,
+           data_of<Q>({out, transposed, amax, saturated}, N, C), x.data, scale.data);
 }
 
 // ---- vectorized: tiles, 128-bit accesses
@@ -123,7 +122,7 @@ void update_scales_naive(View<float, 1> scale, View<float, 2> inverse, View<floa
                          View<float, 1> largest, View<const float, 1> limit, View<const float, 1> unit,
                          LaunchContext context) {
     const int64_t P = scale.shape[0];
-    launch(Grid(blocks_for(P, context.threads), context.threads, context.stream), update_scales_naive_kernel,
+    launch(context.grid(P), update_scales_naive_kernel,
            ScaleTables{scale.data, inverse.data, amax.data, largest.data, limit.data, unit.data}, P);
 }
 
@@ -133,15 +132,11 @@ Operation quantize(
     " x: T[N,C], scale: A[1] >0)"
     " test(N=160, C=144) test(N=16, C=272) test_large(N=1040, C=2064)",
     "fp8 of x * scale, transposed too, and the largest |x|",
-    {{"cpu", "tiles over threads", Backend::host, instantiations<LLAMAC_QUANTIZE(quantize_cpu)>()},
-     {"vectorized",
-      "tiles turned in registers and LDS, 128-bit accesses",
-      Backend::device,
-      instantiations<LLAMAC_QUANTIZE(quantize_vectorized)>(),
-      whole_vectors,
-      {quantize_threads}},
-     {"naive", "one thread per element", Backend::device, instantiations<LLAMAC_QUANTIZE(quantize_naive)>()},
-     {"reference", "plain loops", Backend::host,
+    {{"cpu", "tiles over threads", instantiations<LLAMAC_QUANTIZE(quantize_cpu)>()},
+     {"vectorized", "tiles turned in registers and LDS, 128-bit accesses",
+      instantiations<LLAMAC_QUANTIZE(quantize_vectorized)>(), whole_vectors, blocks_of(quantize_threads)},
+     {"naive", "one thread per element", instantiations<LLAMAC_QUANTIZE(quantize_naive)>()},
+     {"reference", "plain loops",
       instantiations<LLAMAC_QUANTIZE(quantize_reference), quantize_reference<double, double>>()}},
     [](const Call& c) { return 1.0 * c["N"] * c["C"]; });
 
@@ -149,8 +144,8 @@ Operation update_scales(
     "update_scales(scale~: f32[P] >0, inverse~: f32[P,4] >0, amax~: f32[P] >0, largest?~: f32[P] >0;"
     " limit: f32[P] >0, unit?: f32[P] >0)",
     "scales of fp8 from the largest values, which begin anew",
-    {{"naive", "one thread per element", Backend::device, instantiations<update_scales_naive>()},
-     {"reference", "plain loops", Backend::host, instantiations<update_scales_reference>()}});
+    {{"naive", "one thread per element", instantiations<update_scales_naive>()},
+     {"reference", "plain loops", instantiations<update_scales_reference>()}});
 
 }  // namespace
 }  // namespace llamac

@@ -77,7 +77,7 @@ void largest_cpu(float* rows, float* columns, const T* x, int64_t N, int64_t C, 
             for (int64_t c = 0; c < C; c++) {
                 const uint32_t size = size_bits(float(x[n * C + c]));
                 of_row = std::max(of_row, size);
-                own[static_cast<size_t>(c)] = std::max(own[static_cast<size_t>(c)], size);
+                own[c] = std::max(own[c], size);
             }
             rows[n] = inverse_scale(std::bit_cast<float>(of_row), limit);
         }
@@ -147,11 +147,10 @@ void quantize_rows_naive(View<Q, 2> out, View<Q, 2> transposed, View<float, 1> i
                          View<float, 1> inverse_transposed, View<int32_t, 1> saturated, View<const T, 2> x,
                          double limit, LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1];
-    launch(Grid(blocks_for(N + C, context.threads), context.threads, context.stream),
-           quantize_rows_naive_kernel_scales<T>, inverse.data, inverse_transposed.data, x.data, N, C, limit);
-    launch(Grid(blocks_for(N * C, context.threads), context.threads, context.stream),
-           quantize_rows_naive_kernel<T, Q>, out.data, transposed.data, inverse.data, inverse_transposed.data,
-           saturated.data, x.data, N, C);
+    launch(context.grid(N + C), quantize_rows_naive_kernel_scales<T>, inverse.data, inverse_transposed.data,
+           x.data, N, C, limit);
+    launch(context.grid(N * C), quantize_rows_naive_kernel<T, Q>, out.data, transposed.data, inverse.data,
+           inverse_transposed.data, saturated.data, x.data, N, C);
 }
 
 // ---- vectorized: tiles
@@ -285,16 +284,13 @@ Operation quantize_rows(
     " x: T[N,C]; limit: float {240, 0.5})"
     " test(N=160, C=144) test(N=16, C=272) test_large(N=1040, C=2064)",
     "fp8 of x with a scale per row, and transposed with a scale per column",
-    {{"cpu", "rows over threads", Backend::host, instantiations<LLAMAC_QUANTIZE(quantize_rows_cpu)>()},
-     {"vectorized",
-      "tiles turned in registers and LDS, 128-bit accesses",
-      Backend::device,
-      instantiations<LLAMAC_QUANTIZE(quantize_rows_vectorized)>(),
-      whole_vectors,
-      {quantize_threads}},
-     {"naive", "one thread per row and column, then per element", Backend::device,
+    {{"cpu", "rows over threads", instantiations<LLAMAC_QUANTIZE(quantize_rows_cpu)>()},
+     {"vectorized", "tiles turned in registers and LDS, 128-bit accesses",
+      instantiations<LLAMAC_QUANTIZE(quantize_rows_vectorized)>(), whole_vectors,
+      blocks_of(quantize_threads)},
+     {"naive", "one thread per row and column, then per element",
       instantiations<LLAMAC_QUANTIZE(quantize_rows_naive)>()},
-     {"reference", "plain loops", Backend::host,
+     {"reference", "plain loops",
       instantiations<LLAMAC_QUANTIZE(quantize_rows_reference), quantize_rows_reference<double, double>>()}},
     [](const Call& c) { return 1.0 * c["N"] * c["C"]; });
 

@@ -63,8 +63,8 @@ template <class T>
 void repeat_kv_forward_naive(View<T, 4> out, View<const T, 4> x, LaunchContext context) {
     const int64_t B = out.shape[0], time = out.shape[1], NH = out.shape[2], HD = out.shape[3];
     const int64_t count = B * time * NH * HD;
-    launch(Grid(blocks_for(count, context.threads), context.threads, context.stream),
-           repeat_kv_forward_naive_kernel<T>, out.data, heads(x), count, time, NH, HD, NH / x.shape[2]);
+    launch(context.grid(count), repeat_kv_forward_naive_kernel<T>, out.data, heads(x), count, time, NH, HD,
+           NH / x.shape[2]);
 }
 
 template <class T>
@@ -82,9 +82,8 @@ template <class T>
 void repeat_kv_backward_naive(View<T, 4> dx, View<const T, 4> dout, LaunchContext context) {
     const int64_t B = dx.shape[0], time = dx.shape[1], NKV = dx.shape[2], HD = dx.shape[3];
     const int64_t count = B * time * NKV * HD;
-    launch(Grid(blocks_for(count, context.threads), context.threads, context.stream),
-           repeat_kv_backward_naive_kernel<T>, heads(dx), dout.data, count, time, NKV, HD,
-           dout.shape[2] / NKV);
+    launch(context.grid(count), repeat_kv_backward_naive_kernel<T>, heads(dx), dout.data, count, time, NKV,
+           HD, dout.shape[2] / NKV);
 }
 
 // ---- vectorized: 128-bit accesses
@@ -215,28 +214,22 @@ Operation repeat_kv_forward(
     "(out: T[B,T,NH,HD]; x: T[B,T,NKV,HD] strided)"
     " empty(B, T) multiple(NH, NKV) derivative repeat_kv_backward(dx: grad x; dout: grad out)",
     "every key/value head NH/NKV times",
-    {{"vectorized", "stores in one run, 128-bit accesses", Backend::device,
-      instantiations<repeat_kv_forward_vectorized<float>, repeat_kv_forward_vectorized<bf16>>(), few_heads,
-      block_sizes},
-     {"naive", "one thread per element", Backend::device,
-      instantiations<repeat_kv_forward_naive<float>, repeat_kv_forward_naive<bf16>>()},
-     {"reference", "plain loops", Backend::host,
-      instantiations<repeat_kv_forward_reference<float>, repeat_kv_forward_reference<bf16>,
-                     repeat_kv_forward_reference<double>>()}});
+    {{"vectorized", "stores in one run, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(repeat_kv_forward_vectorized)>(), few_heads, block_sizes},
+     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(repeat_kv_forward_naive)>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(repeat_kv_forward_reference), repeat_kv_forward_reference<double>>()}});
 
 Operation repeat_kv_backward(
     "repeat_kv_backward<T: f32 bf16 f64>"
     "(dx: T[B,T,NKV,HD] strided; dout: T[B,T,NH,HD])"
     " empty(B, T) multiple(NH, NKV)",
     "the gradients of a group's heads, added",
-    {{"vectorized", "the loads of four heads in flight, 128-bit accesses", Backend::device,
-      instantiations<repeat_kv_backward_vectorized<float>, repeat_kv_backward_vectorized<bf16>>(), few_heads,
-      block_sizes},
-     {"naive", "one thread per element", Backend::device,
-      instantiations<repeat_kv_backward_naive<float>, repeat_kv_backward_naive<bf16>>()},
-     {"reference", "plain loops", Backend::host,
-      instantiations<repeat_kv_backward_reference<float>, repeat_kv_backward_reference<bf16>,
-                     repeat_kv_backward_reference<double>>()}},
+    {{"vectorized", "the loads of four heads in flight, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(repeat_kv_backward_vectorized)>(), few_heads, block_sizes},
+     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(repeat_kv_backward_naive)>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(repeat_kv_backward_reference), repeat_kv_backward_reference<double>>()}},
     [](const Call& c) { return 1.0 * c["B"] * c["T"] * c["NH"] * c["HD"]; });
 
 }  // namespace

@@ -55,9 +55,8 @@ void residual_rmsnorm_forward_naive(View<T, 2> sum, View<T, 2> out, View<float, 
                                     View<const T, 2> residual, View<const T, 1> weight, double eps,
                                     LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1];
-    launch(Grid(blocks_for(N, context.threads), context.threads, context.stream),
-           residual_rmsnorm_forward_naive_kernel<T>, sum.data, out.data, rstd.data, x.data, residual.data,
-           weight.data, N, C, eps);
+    launch(context.grid(N), residual_rmsnorm_forward_naive_kernel<T>, sum.data, out.data, rstd.data, x.data,
+           residual.data, weight.data, N, C, eps);
 }
 
 // ---- vectorized
@@ -79,15 +78,13 @@ Operation residual_rmsnorm_forward(
     " dout: grad out, x: sum, weight, rstd, dresidual: grad sum)"
     " grad residual = grad x",
     "sum = x + residual, out = sum / rms(sum) * weight",
-    {{"cpu", "rows over threads, vector lanes over columns", Backend::host,
-      instantiations<residual_rmsnorm_forward_cpu<float>, residual_rmsnorm_forward_cpu<bf16>>()},
-     {"vectorized", "one block per row, which stays in registers, 128-bit accesses", Backend::device,
-      instantiations<residual_rmsnorm_forward_vectorized<float>, residual_rmsnorm_forward_vectorized<bf16>>(),
-      forward_fits, row_block_sizes},
-     {"naive", "one thread per row", Backend::device,
-      instantiations<residual_rmsnorm_forward_naive<float>, residual_rmsnorm_forward_naive<bf16>>()},
-     {"reference", "plain loops", Backend::host,
-      instantiations<residual_rmsnorm_forward_reference<float>, residual_rmsnorm_forward_reference<bf16>,
+    {{"cpu", "rows over threads, vector lanes over columns",
+      instantiations<LLAMAC_FLOATS(residual_rmsnorm_forward_cpu)>()},
+     {"vectorized", "one block per row, which stays in registers, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(residual_rmsnorm_forward_vectorized)>(), forward_fits, row_block_sizes},
+     {"naive", "one thread per row", instantiations<LLAMAC_FLOATS(residual_rmsnorm_forward_naive)>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(residual_rmsnorm_forward_reference),
                      residual_rmsnorm_forward_reference<double>>()}},
     [](const Call& c) { return 5.0 * c["N"] * c["C"]; });
 

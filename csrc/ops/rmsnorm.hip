@@ -111,8 +111,8 @@ template <class T>
 void rmsnorm_forward_naive(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x, View<const T, 1> weight,
                            double eps, LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1];
-    launch(Grid(blocks_for(N, context.threads), context.threads, context.stream),
-           rmsnorm_forward_naive_kernel<T>, out.data, rstd.data, x.data, weight.data, N, C, eps);
+    launch(context.grid(N), rmsnorm_forward_naive_kernel<T>, out.data, rstd.data, x.data, weight.data, N, C,
+           eps);
 }
 
 template <class T>
@@ -151,12 +151,10 @@ void rmsnorm_backward_naive(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, V
                             View<const T, 2> dresidual, bool accumulate, LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1];
     // dweight first: dx may take dout's place.
-    launch(Grid(blocks_for(C, context.threads), context.threads, context.stream),
-           rmsnorm_backward_naive_kernel_columns<T, G>, dweight.data, dout.data, x.data, rstd.data, N, C,
-           accumulate);
-    launch(Grid(blocks_for(N, context.threads), context.threads, context.stream),
-           rmsnorm_backward_naive_kernel<T>, dx.data, out.data, dout.data, x.data, weight.data, rstd.data,
-           dresidual.data, N, C);
+    launch(context.grid(C), rmsnorm_backward_naive_kernel_columns<T, G>, dweight.data, dout.data, x.data,
+           rstd.data, N, C, accumulate);
+    launch(context.grid(N), rmsnorm_backward_naive_kernel<T>, dx.data, out.data, dout.data, x.data,
+           weight.data, rstd.data, dresidual.data, N, C);
 }
 
 // ---- vectorized: the row in registers
@@ -332,16 +330,13 @@ Operation rmsnorm_forward(
     " rows(N) empty(N) test(N=3, C=2048) test(N=2, C=8192) test(N=2, C=16384)"
     " derivative rmsnorm_backward(dx: grad x, dweight: grad weight; dout: grad out, x, weight, rstd)",
     "out = x / rms(x) * weight",
-    {{"cpu", "rows over threads, vector lanes over columns", Backend::host,
-      instantiations<rmsnorm_forward_cpu<float>, rmsnorm_forward_cpu<bf16>>()},
-     {"vectorized", "one block per row, which stays in registers, 128-bit accesses", Backend::device,
-      instantiations<rmsnorm_forward_vectorized<float>, rmsnorm_forward_vectorized<bf16>>(), forward_fits,
-      row_block_sizes},
-     {"naive", "one thread per row", Backend::device,
-      instantiations<rmsnorm_forward_naive<float>, rmsnorm_forward_naive<bf16>>()},
-     {"reference", "plain loops", Backend::host,
-      instantiations<rmsnorm_forward_reference<float>, rmsnorm_forward_reference<bf16>,
-                     rmsnorm_forward_reference<double>>()}},
+    {{"cpu", "rows over threads, vector lanes over columns",
+      instantiations<LLAMAC_FLOATS(rmsnorm_forward_cpu)>()},
+     {"vectorized", "one block per row, which stays in registers, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(rmsnorm_forward_vectorized)>(), forward_fits, row_block_sizes},
+     {"naive", "one thread per row", instantiations<LLAMAC_FLOATS(rmsnorm_forward_naive)>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(rmsnorm_forward_reference), rmsnorm_forward_reference<double>>()}},
     [](const Call& c) { return 4.0 * c["N"] * c["C"]; });
 
 Operation rmsnorm_backward(
@@ -350,20 +345,17 @@ Operation rmsnorm_backward(
     " dout: T[N,C], x: T[N,C], weight: T[C], rstd: A[N], dresidual?: T[N,C]; accumulate: bool)"
     " rows(N) empty(N) test(N=9, C=4096)",
     "gradients of rmsnorm_forward, and of residual_rmsnorm_forward with the sum as x",
-    {{"cpu", "rows over threads; dweight by blocks of rows", Backend::host,
-      instantiations<rmsnorm_backward_cpu<float, float>, rmsnorm_backward_cpu<bf16, bf16>,
-                     rmsnorm_backward_cpu<bf16, float>>()},
+    {{"cpu", "rows over threads; dweight by blocks of rows",
+      instantiations<LLAMAC_FLOATS(rmsnorm_backward_cpu, float), rmsnorm_backward_cpu<bf16, bf16>>()},
      {"vectorized", "rows in registers, 128-bit accesses, dweight as one partial row per block",
-      Backend::device,
-      instantiations<rmsnorm_backward_vectorized<float, float>, rmsnorm_backward_vectorized<bf16, bf16>,
-                     rmsnorm_backward_vectorized<bf16, float>>(),
+      instantiations<LLAMAC_FLOATS(rmsnorm_backward_vectorized, float),
+                     rmsnorm_backward_vectorized<bf16, bf16>>(),
       backward_fits, backward_block_sizes, backward_workspace},
-     {"naive", "one thread per row, one thread per column for dweight", Backend::device,
-      instantiations<rmsnorm_backward_naive<float, float>, rmsnorm_backward_naive<bf16, bf16>,
-                     rmsnorm_backward_naive<bf16, float>>()},
-     {"reference", "plain loops", Backend::host,
-      instantiations<rmsnorm_backward_reference<float, float>, rmsnorm_backward_reference<bf16, bf16>,
-                     rmsnorm_backward_reference<bf16, float>, rmsnorm_backward_reference<double, double>>()}},
+     {"naive", "one thread per row, one thread per column for dweight",
+      instantiations<LLAMAC_FLOATS(rmsnorm_backward_naive, float), rmsnorm_backward_naive<bf16, bf16>>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(rmsnorm_backward_reference, float), rmsnorm_backward_reference<bf16, bf16>,
+                     rmsnorm_backward_reference<double, double>>()}},
     [](const Call& c) { return 10.0 * c["N"] * c["C"]; });
 
 }  // namespace

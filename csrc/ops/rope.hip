@@ -73,8 +73,8 @@ template <class T, int direction>
 void rope_naive(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved,
                 LaunchContext context) {
     const int64_t B = x.shape[0], time = x.shape[1], NH = x.shape[2], half = x.shape[3] / 2;
-    launch(Grid(blocks_for(B * time * NH * half, context.threads), context.threads, context.stream),
-           rope_naive_kernel<T>, heads(out), heads(x), cis.data, B, time, NH, half, interleaved, direction);
+    launch(context.grid(B * time * NH * half), rope_naive_kernel<T>, heads(out), heads(x), cis.data, B, time,
+           NH, half, interleaved, direction);
 }
 
 // ---- vectorized: four heads per thread
@@ -274,17 +274,14 @@ Operation rope_forward(
     " interleaved: bool) empty(B, T)"
     " derivative rope_backward(dx: grad x; dout: grad out, cis; interleaved)",
     "turns every pair of a head's channels by its position's angle",
-    {{"cpu", "positions over threads", Backend::host,
-      instantiations<rope_cpu<float, 1>, rope_cpu<bf16, 1>>()},
+    {{"cpu", "positions over threads", instantiations<LLAMAC_FLOATS(rope_cpu, 1)>()},
      {"shuffle", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses",
-      Backend::device, instantiations<rope_shuffle<float, 1>, rope_shuffle<bf16, 1>>(), heads_fit_lanes,
-      block_sizes},
-     {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses", Backend::device,
-      instantiations<rope_vectorized<float, 1>, rope_vectorized<bf16, 1>>(), few_heads, block_sizes},
-     {"naive", "one thread per pair", Backend::device,
-      instantiations<rope_naive<float, 1>, rope_naive<bf16, 1>>()},
-     {"reference", "plain loops", Backend::host,
-      instantiations<rope_reference<float, 1>, rope_reference<bf16, 1>, rope_reference<double, 1>>()}},
+      instantiations<LLAMAC_FLOATS(rope_shuffle, 1)>(), heads_fit_lanes, block_sizes},
+     {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(rope_vectorized, 1)>(), few_heads, block_sizes},
+     {"naive", "one thread per pair", instantiations<LLAMAC_FLOATS(rope_naive, 1)>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(rope_reference, 1), rope_reference<double, 1>>()}},
     rope_flops);
 
 Operation rope_backward(
@@ -292,17 +289,14 @@ Operation rope_backward(
     "(dx: T[B,T,NH,HD] strided may_share(dout); dout: T[B,T,NH,HD] strided, cis: A[T,HD/2,2];"
     " interleaved: bool) empty(B, T)",
     "turns the gradient of rope_forward back",
-    {{"cpu", "positions over threads", Backend::host,
-      instantiations<rope_cpu<float, -1>, rope_cpu<bf16, -1>>()},
+    {{"cpu", "positions over threads", instantiations<LLAMAC_FLOATS(rope_cpu, -1)>()},
      {"shuffle", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses",
-      Backend::device, instantiations<rope_shuffle<float, -1>, rope_shuffle<bf16, -1>>(), heads_fit_lanes,
-      block_sizes},
-     {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses", Backend::device,
-      instantiations<rope_vectorized<float, -1>, rope_vectorized<bf16, -1>>(), few_heads, block_sizes},
-     {"naive", "one thread per pair", Backend::device,
-      instantiations<rope_naive<float, -1>, rope_naive<bf16, -1>>()},
-     {"reference", "plain loops", Backend::host,
-      instantiations<rope_reference<float, -1>, rope_reference<bf16, -1>, rope_reference<double, -1>>()}},
+      instantiations<LLAMAC_FLOATS(rope_shuffle, -1)>(), heads_fit_lanes, block_sizes},
+     {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(rope_vectorized, -1)>(), few_heads, block_sizes},
+     {"naive", "one thread per pair", instantiations<LLAMAC_FLOATS(rope_naive, -1)>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(rope_reference, -1), rope_reference<double, -1>>()}},
     rope_flops);
 
 }  // namespace

@@ -87,8 +87,7 @@ void rope_backward_quantize_naive(View<Q, 3> out, View<Q, 3> transposed, View<fl
                                   View<int32_t, 1> saturated, View<const T, 3> dout, View<const float, 3> cis,
                                   View<const float, 1> scale, int64_t rotated, LaunchContext context) {
     const int64_t N = dout.shape[0], NH = dout.shape[1], HD = dout.shape[2], C = NH * HD;
-    launch(Grid(blocks_for(N * C, context.threads), context.threads, context.stream),
-           rope_backward_quantize_naive_kernel<T, Q>,
+    launch(context.grid(N * C), rope_backward_quantize_naive_kernel<T, Q>,
            data_of(side_by_side(out, transposed, amax, saturated, N, C), N, C), dout.data, cis.data,
            scale.data, cis.shape[0], HD, std::min(rotated, NH) * HD);
 }
@@ -179,17 +178,12 @@ Operation rope_backward_quantize(
     " test(N=160, T=80, NH=3, HD=48) test(N=16, T=16, NH=2, HD=144) test(N=2, T=1, NH=1, HD=16)"
     " test(N=2, T=2, NH=1, HD=2)",
     "fp8 of a gradient whose first heads are turned back, transposed too, and the largest size",
-    {{"cpu", "tiles over threads", Backend::host,
-      instantiations<LLAMAC_QUANTIZE(rope_backward_quantize_cpu)>()},
-     {"vectorized",
-      "tiles turned in registers and LDS, 128-bit accesses",
-      Backend::device,
-      instantiations<LLAMAC_QUANTIZE(rope_backward_quantize_vectorized)>(),
-      whole_halves,
-      {quantize_threads}},
-     {"naive", "one thread per element", Backend::device,
-      instantiations<LLAMAC_QUANTIZE(rope_backward_quantize_naive)>()},
-     {"reference", "plain loops", Backend::host,
+    {{"cpu", "tiles over threads", instantiations<LLAMAC_QUANTIZE(rope_backward_quantize_cpu)>()},
+     {"vectorized", "tiles turned in registers and LDS, 128-bit accesses",
+      instantiations<LLAMAC_QUANTIZE(rope_backward_quantize_vectorized)>(), whole_halves,
+      blocks_of(quantize_threads)},
+     {"naive", "one thread per element", instantiations<LLAMAC_QUANTIZE(rope_backward_quantize_naive)>()},
+     {"reference", "plain loops",
       instantiations<LLAMAC_QUANTIZE(rope_backward_quantize_reference),
                      rope_backward_quantize_reference<double, double>>()}},
     [](const Call& c) { return 4.0 * c["N"] * c["NH"] * c["HD"]; });

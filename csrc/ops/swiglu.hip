@@ -61,8 +61,7 @@ __global__ void swiglu_forward_naive_kernel(T* out, const T* gate_up, int64_t N,
 template <class T>
 void swiglu_forward_naive(View<T, 2> out, View<const T, 2> gate_up, LaunchContext context) {
     const int64_t N = out.shape[0], F = out.shape[1];
-    launch(Grid(blocks_for(N * F, context.threads), context.threads, context.stream),
-           swiglu_forward_naive_kernel<T>, out.data, gate_up.data, N, F);
+    launch(context.grid(N * F), swiglu_forward_naive_kernel<T>, out.data, gate_up.data, N, F);
 }
 
 template <class T>
@@ -80,8 +79,8 @@ template <class T>
 void swiglu_backward_naive(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dout,
                            View<const T, 2> gate_up, LaunchContext context) {
     const int64_t N = dout.shape[0], F = dout.shape[1];
-    launch(Grid(blocks_for(N * F, context.threads), context.threads, context.stream),
-           swiglu_backward_naive_kernel<T>, dgate_up.data, out.data, dout.data, gate_up.data, N, F);
+    launch(context.grid(N * F), swiglu_backward_naive_kernel<T>, dgate_up.data, out.data, dout.data,
+           gate_up.data, N, F);
 }
 
 // ---- vectorized: 128-bit accesses
@@ -195,16 +194,13 @@ Operation swiglu_forward(
     "(out: T[N,F]; gate_up: T[N,2F]) rows(N) empty(N)"
     " derivative swiglu_backward(dgate_up: grad gate_up; dout: grad out, gate_up)",
     "out = silu(gate) * up",
-    {{"cpu", "rows over threads, vector lanes over columns", Backend::host,
-      instantiations<swiglu_forward_cpu<float>, swiglu_forward_cpu<bf16>>()},
-     {"vectorized", "the loads of two rows per thread in flight, 128-bit accesses", Backend::device,
-      instantiations<swiglu_forward_vectorized<float>, swiglu_forward_vectorized<bf16>>(), nullptr,
-      block_sizes},
-     {"naive", "one thread per element", Backend::device,
-      instantiations<swiglu_forward_naive<float>, swiglu_forward_naive<bf16>>()},
-     {"reference", "plain loops", Backend::host,
-      instantiations<swiglu_forward_reference<float>, swiglu_forward_reference<bf16>,
-                     swiglu_forward_reference<double>>()}},
+    {{"cpu", "rows over threads, vector lanes over columns",
+      instantiations<LLAMAC_FLOATS(swiglu_forward_cpu)>()},
+     {"vectorized", "the loads of two rows per thread in flight, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(swiglu_forward_vectorized)>(), nullptr, block_sizes},
+     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(swiglu_forward_naive)>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(swiglu_forward_reference), swiglu_forward_reference<double>>()}},
     [](const Call& c) { return 5.0 * c["N"] * c["F"]; });
 
 Operation swiglu_backward(
@@ -212,16 +208,13 @@ Operation swiglu_backward(
     "(dgate_up: T[N,2F] may_share(gate_up), out?: T[N,F] may_share(dout);"
     " dout: T[N,F], gate_up: T[N,2F]) rows(N) empty(N)",
     "gradients of swiglu_forward, and its result again",
-    {{"cpu", "rows over threads, vector lanes over columns", Backend::host,
-      instantiations<swiglu_backward_cpu<float>, swiglu_backward_cpu<bf16>>()},
-     {"vectorized", "the loads of two rows per thread in flight, 128-bit accesses", Backend::device,
-      instantiations<swiglu_backward_vectorized<float>, swiglu_backward_vectorized<bf16>>(), nullptr,
-      block_sizes},
-     {"naive", "one thread per element", Backend::device,
-      instantiations<swiglu_backward_naive<float>, swiglu_backward_naive<bf16>>()},
-     {"reference", "plain loops", Backend::host,
-      instantiations<swiglu_backward_reference<float>, swiglu_backward_reference<bf16>,
-                     swiglu_backward_reference<double>>()}},
+    {{"cpu", "rows over threads, vector lanes over columns",
+      instantiations<LLAMAC_FLOATS(swiglu_backward_cpu)>()},
+     {"vectorized", "the loads of two rows per thread in flight, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(swiglu_backward_vectorized)>(), nullptr, block_sizes},
+     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(swiglu_backward_naive)>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(swiglu_backward_reference), swiglu_backward_reference<double>>()}},
     [](const Call& c) { return 12.0 * c["N"] * c["F"]; });
 
 }  // namespace

@@ -78,9 +78,8 @@ void swiglu_forward_quantize_naive(View<Q, 2> out, View<Q, 2> transposed, View<f
                                    View<int32_t, 1> saturated, View<const T, 2> gate_up,
                                    View<const float, 1> scale, LaunchContext context) {
     const int64_t N = gate_up.shape[0], F = gate_up.shape[1] / 2;
-    launch(Grid(blocks_for(N * F, context.threads), context.threads, context.stream),
-           swiglu_forward_quantize_naive_kernel<T, Q>, data_of<Q>({out, transposed, amax, saturated}, N, F),
-           gate_up.data, scale.data);
+    launch(context.grid(N * F), swiglu_forward_quantize_naive_kernel<T, Q>,
+           data_of<Q>({out, transposed, amax, saturated}, N, F), gate_up.data, scale.data);
 }
 
 template <class T, class Q>
@@ -101,8 +100,7 @@ void swiglu_backward_quantize_naive(View<Q, 2> out, View<Q, 2> transposed, View<
                                     View<const T, 2> gate_up, View<const float, 1> scale,
                                     LaunchContext context) {
     const int64_t N = dout.shape[0], F = dout.shape[1];
-    launch(Grid(blocks_for(N * F, context.threads), context.threads, context.stream),
-           swiglu_backward_quantize_naive_kernel<T, Q>,
+    launch(context.grid(N * F), swiglu_backward_quantize_naive_kernel<T, Q>,
            data_of<Q>({out, transposed, amax, saturated}, N, 2 * F), dout.data, gate_up.data, scale.data);
 }
 
@@ -201,17 +199,13 @@ Operation swiglu_forward_quantize(
     " gate_up: T[N,2F], scale: A[1] >0)"
     " test(N=160, F=144) test(N=16, F=272)",
     "fp8 of silu(gate) * up, transposed too, and the largest size",
-    {{"cpu", "tiles over threads", Backend::host,
-      instantiations<LLAMAC_QUANTIZE(swiglu_forward_quantize_cpu)>()},
-     {"vectorized",
-      "tiles turned in registers and LDS, 128-bit accesses",
-      Backend::device,
+    {{"cpu", "tiles over threads", instantiations<LLAMAC_QUANTIZE(swiglu_forward_quantize_cpu)>()},
+     {"vectorized", "tiles turned in registers and LDS, 128-bit accesses",
       instantiations<LLAMAC_QUANTIZE(swiglu_forward_quantize_vectorized)>(),
-      {whole_words, [](const Call& c) { return tiles_fit(c, c["N"], c["F"], {"gate_up"}); }},
-      {quantize_threads}},
-     {"naive", "one thread per element", Backend::device,
-      instantiations<LLAMAC_QUANTIZE(swiglu_forward_quantize_naive)>()},
-     {"reference", "plain loops", Backend::host,
+      Constraints{whole_words, [](const Call& c) { return tiles_fit(c, c["N"], c["F"], {"gate_up"}); }},
+      blocks_of(quantize_threads)},
+     {"naive", "one thread per element", instantiations<LLAMAC_QUANTIZE(swiglu_forward_quantize_naive)>()},
+     {"reference", "plain loops",
       instantiations<LLAMAC_QUANTIZE(swiglu_forward_quantize_reference),
                      swiglu_forward_quantize_reference<double, double>>()}},
     [](const Call& c) { return 6.0 * c["N"] * c["F"]; });
@@ -222,17 +216,14 @@ Operation swiglu_backward_quantize(
     " dout: T[N,F], gate_up: T[N,2F], scale: A[1] >0)"
     " test(N=160, F=144) test(N=16, F=272)",
     "fp8 of the gradients of gate and up, transposed too, and the largest size",
-    {{"cpu", "tiles over threads", Backend::host,
-      instantiations<LLAMAC_QUANTIZE(swiglu_backward_quantize_cpu)>()},
-     {"vectorized",
-      "tiles of both turned in registers and LDS, 128-bit accesses",
-      Backend::device,
+    {{"cpu", "tiles over threads", instantiations<LLAMAC_QUANTIZE(swiglu_backward_quantize_cpu)>()},
+     {"vectorized", "tiles of both turned in registers and LDS, 128-bit accesses",
       instantiations<LLAMAC_QUANTIZE(swiglu_backward_quantize_vectorized)>(),
-      {whole_words, [](const Call& c) { return tiles_fit(c, c["N"], c["F"], {"dout", "gate_up"}); }},
-      {quantize_threads}},
-     {"naive", "one thread per element", Backend::device,
-      instantiations<LLAMAC_QUANTIZE(swiglu_backward_quantize_naive)>()},
-     {"reference", "plain loops", Backend::host,
+      Constraints{whole_words,
+                  [](const Call& c) { return tiles_fit(c, c["N"], c["F"], {"dout", "gate_up"}); }},
+      blocks_of(quantize_threads)},
+     {"naive", "one thread per element", instantiations<LLAMAC_QUANTIZE(swiglu_backward_quantize_naive)>()},
+     {"reference", "plain loops",
       instantiations<LLAMAC_QUANTIZE(swiglu_backward_quantize_reference),
                      swiglu_backward_quantize_reference<double, double>>()}},
     [](const Call& c) { return 13.0 * c["N"] * c["F"]; });

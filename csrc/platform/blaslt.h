@@ -62,13 +62,13 @@ inline int blaslt_version(hipblasLtHandle_t handle) {
     static_cast<void>(hipblasLtGetVersion(handle, &version));
     return version;
 }
-// A handle owns memory by which the blocks of one product wait for each other: two streams' would meet there, and none can be
-// made while a graph is recorded.
+// A handle owns memory that synchronizes the blocks of a product, so two streams need two handles. None can be made during a
+// capture.
 constexpr bool handle_owns_memory = true;
 // If fewer are tuned for a product, the library looks at all of its solutions for the rest, for 0.6 s.
 constexpr int max_candidates = 8;
-// Whether the library takes the algorithm, which an earlier run wrote down, for out = a * b (+ c); and the workspace
-// that it wants then. hipBLASLt crashes on one that it does not know: it is looked for among those that it offers.
+// Whether the library takes an algorithm that an earlier run saved, and its workspace. hipBLASLt crashes on an unknown algorithm,
+// so it is looked up among those offered.
 inline bool takes_algorithm(hipblasLtHandle_t, hipblasLtMatmulDesc_t, hipblasLtMatrixLayout_t,
                             hipblasLtMatrixLayout_t, hipblasLtMatrixLayout_t, hipblasLtMatrixLayout_t,
                             const std::vector<hipblasLtMatmulHeuristicResult_t>& offered,
@@ -93,7 +93,7 @@ inline int blaslt_version(hipblasLtHandle_t) {
 }
 constexpr bool handle_owns_memory = false;
 constexpr int max_candidates = 32;
-// What cuBLASLt offers may be other algorithms in another process (in f32, beside PyTorch); it takes those as well.
+// cuBLASLt may offer other algorithms in another process (f32, beside PyTorch) and still accepts these.
 inline bool takes_algorithm(hipblasLtHandle_t handle, hipblasLtMatmulDesc_t product,
                             hipblasLtMatrixLayout_t a, hipblasLtMatrixLayout_t b, hipblasLtMatrixLayout_t c,
                             hipblasLtMatrixLayout_t out, const std::vector<hipblasLtMatmulHeuristicResult_t>&,

@@ -27,8 +27,8 @@ const char* wanted_level() {
 }
 
 #ifdef LLAMAC_CPU_LEVELS
-// What -march=x86-64-v3 and -v4 compile for, without what the processors of these features always have; also asks whether
-// the system saves the registers. By name: g++ 11 does not know the levels.
+// The features of -march=x86-64-v3 and -v4 that do not imply each other, including the system's support for the registers. By
+// name: g++ 11 does not know the levels.
 bool has_v3() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi") &&

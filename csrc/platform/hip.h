@@ -1,12 +1,28 @@
 // HIP's names on every platform; every kernel and every caller of the runtime includes this file. AMD: HIP itself.
 // NVIDIA: a name map (hip_on_nvidia.h). CPU: an emulated device (emulation/). docs/rocm.md describes how to write
-// a kernel that runs on all three.
+// a kernel that runs on all three. Each platform also defines for kernels:
+//
+//   warp_size                lanes of a warp; the host calls device_properties()
+//   registers_in_full_block  32-bit registers of a thread in a block of 1,024
+//   fast_exp2(x)             2^x in one instruction, to 2 ulp; results below the smallest normal number are 0
+//   fast_sqrt, fast_reciprocal   one instruction, to 1 ulp; on NVIDIA, subnormal numbers are 0
+//   any_lane(holds)          true if the predicate holds in any lane of the warp
+//   optimization_barrier(x)  x; the compiler computes dependent addresses again instead of keeping them in registers.
+//                            optimization_barrier_uniform: x is the same in all lanes
+//   scheduling_barrier()     the compiler moves no load across it, which would hold registers for longer
+//   issue_loads()            loads before it are in flight when later ones begin; all lanes of a warp call it
+//   add_to_memory(p, x)      p[i] += x[i] for i < 4, atomically, in any order
+//   load_streaming, store_streaming   128-bit accesses that ask the caches not to keep the line
+//   bf16_pair(low, high)     two floats rounded to bf16 (nearest even, NaN stays NaN), low half first
+//   fp8_word<F>(x)           four floats as fp8 (core/fp8.h), the first in the lowest byte, if converts_fp8<F>
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+
+#include "platform/error.h"
 
 namespace llamac {
 // The forms of fp8 (core/fp8.h) that matrix units multiply, as bits.
@@ -71,6 +87,13 @@ inline void check(hipError_t error, const char* expression, const char* file, in
     if (error != hipSuccess) device_failed(error, expression, file, line);
 }
 
+// Blocks of `per_block` that hold `count`.
+inline unsigned blocks_for(int64_t count, int64_t per_block) {
+    const int64_t blocks = (count + per_block - 1) / per_block;
+    CHECK(blocks >= 0 && blocks < (int64_t{1} << 31));
+    return static_cast<unsigned>(blocks < 1 ? 1 : blocks);
+}
+
 // A launch: blocks, threads per block, stream, bytes of dynamic_shared_memory(). Its place in the source is remembered
 // for error messages.
 struct Grid {
@@ -90,7 +113,7 @@ struct Grid {
           line(line_) {}
 };
 
-// What wait() returns, for a structured binding: values by their positions.
+// The result of wait() for a structured binding: values by position.
 template <size_t position, class P>
 struct ReadyOperand {
     P value;
@@ -106,9 +129,9 @@ struct ReadyOperandList<std::index_sequence<position...>, P...> : ReadyOperand<p
 template <class... P>
 struct ReadyOperands : ReadyOperandList<std::index_sequence_for<P...>, P...> {};
 
-// An operand of a kernel for programmatic dependent launch: such a kernel may start while the kernel before it in
-// the stream still runs, and all of its operands but numbers are wrapped (launch sees to it). Only wait() unwraps
-// them. It pays for kernels of some ten microseconds on Hopper, and is nothing elsewhere.
+// An operand of a kernel for programmatic dependent launch: the kernel may start while the previous one in the stream still
+// runs. All of its operands except numbers are wrapped (launch() checks it), and only wait() unwraps them. Faster for kernels
+// of about ten microseconds on Hopper; no effect elsewhere.
 template <class P>
 class Dependent {
   public:
@@ -121,7 +144,7 @@ class Dependent {
 };
 // Returns the operands when the kernel before this one has ended and its memory is visible.
 //     const auto [out, x] = wait(out_, x_);
-// Every thread calls it first, also one with nothing to do: the next kernel waits for this one alone.
+// Every thread calls it first, including idle ones: the next kernel waits for this one only.
 template <class... P>
 __device__ ReadyOperands<P...> wait(const Dependent<P>&... operands) {
     grid_dependency_wait();
@@ -151,8 +174,7 @@ int resident_blocks(void (*)(P...), int, size_t) {
 }
 #else
 inline void grant_shared_memory(const void* kernel, size_t bytes, const char* file, int line) {
-    constexpr size_t granted =
-        32 * 1024;  // more has to be asked for, counting what the kernel declares itself
+    constexpr size_t granted = 32 * 1024;  // a kernel's own LDS included, more must be requested
     if (bytes > granted)
         check(
             hipFuncSetAttribute(kernel, hipFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
@@ -168,7 +190,7 @@ void start(const Grid& grid, void (*kernel)(P...), P... arguments) {
                         dependent),
           "launch", grid.file, grid.line);
 }
-// Blocks of a kernel that one multiprocessor holds at a time: what a grid that stays resident is sized by.
+// Resident blocks of a kernel per multiprocessor.
 template <class... P>
 int resident_blocks(void (*kernel)(P...), int threads, size_t shared_bytes) {
     grant_shared_memory(reinterpret_cast<const void*>(kernel), shared_bytes, __FILE__, __LINE__);

@@ -1,18 +1,17 @@
-// Names for AMD that HIP itself does not provide.
+// The names of hip.h that HIP lacks.
 #pragma once
 #include <string>
 
 namespace llamac {
 
-// Lanes of a warp: 64 on CDNA and GCN, 32 on RDNA. The host asks device_properties().
+// 64 on CDNA and GCN, 32 on RDNA.
 #if defined(__GFX10__) || defined(__GFX11__) || defined(__GFX12__)
 constexpr int warp_size = 32;
 #else
 constexpr int warp_size = 64;
 #endif
 
-// 32-bit registers that a thread of a block of 1,024 may have: CDNA's SIMD has 512 per lane for four of its warps. RDNA 3
-// has more.
+// CDNA's SIMD has 512 per lane for four of the block's warps. RDNA 3 has more.
 constexpr int registers_in_full_block = 128;
 
 // HIP's limit of blocks times threads per block in a dimension of a grid.
@@ -55,12 +54,10 @@ inline __device__ void grid_dependency_wait() {}
 inline __device__ void grid_dependents_start() {}
 
 #if defined(__HIPCC__)
-// 2^x in one instruction, to 2 ulp; results below the smallest normal number are 0.
 inline __device__ float fast_exp2(float x) {
     return __builtin_amdgcn_exp2f(x);
 }
 
-// sqrt(x) and 1/x in one instruction each, to 1 ulp.
 inline __device__ float fast_sqrt(float x) {
     return __builtin_amdgcn_sqrtf(x);
 }
@@ -68,19 +65,15 @@ inline __device__ float fast_reciprocal(float x) {
     return __builtin_amdgcn_rcpf(x);
 }
 
-// Whether it is so in any lane of the warp.
 inline __device__ bool any_lane(bool so) {
     return __any(so);
 }
 
-// The same number, but what is computed from it is computed anew: addresses that the compiler would otherwise
-// keep in registers through a loop.
 inline __device__ int optimization_barrier(int x) {
     asm volatile("" : "+v"(x));
     return x;
 }
 
-// As optimization_barrier, for a number that is the same in all lanes.
 inline __device__ int optimization_barrier_uniform(int x) {
     asm volatile("" : "+s"(x));
     return x;
@@ -91,22 +84,18 @@ __device__ void store_vector(V* p, V v) {
     *p = v;
 }
 
-// The compiler moves no load up or down across this: each would hold registers for longer.
 inline __device__ void scheduling_barrier() {
     __builtin_amdgcn_sched_barrier(0);
 }
 
-// Loads before it are under way when those after it begin. All lanes of a warp call it.
 inline __device__ void issue_loads() {
     __builtin_amdgcn_sched_barrier(0);
 }
 
-// p[i] += x[i], four of them, whatever else adds there: in no order.
 inline __device__ void add_to_memory(float* p, const float* x) {
     for (int i = 0; i < 4; i++) unsafeAtomicAdd(p + i, x[i]);
 }
 
-// 128-bit accesses that ask the caches not to keep the line: data that is read or written once.
 using NativeVector = uint32_t __attribute__((ext_vector_type(4)));
 inline __device__ uint4 load_streaming(const uint4* p) {
     const NativeVector v = __builtin_nontemporal_load(reinterpret_cast<const NativeVector*>(p));
@@ -117,7 +106,6 @@ inline __device__ void store_streaming(uint4* p, uint4 v) {
     __builtin_nontemporal_store(native, reinterpret_cast<NativeVector*>(p));
 }
 
-// Two floats rounded to bf16 (nearest even, NaN stays NaN), low half first.
 inline __device__ uint32_t bf16_bits(float value) {
     const uint32_t u = __float_as_uint(value);
     return value != value ? (u >> 16 | 0x40u) : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
@@ -126,8 +114,7 @@ inline __device__ uint32_t bf16_pair(float low, float high) {
     return bf16_bits(low) | bf16_bits(high) << 16;
 }
 
-// Four floats as fp8 (core/fp8.h), the first in the lowest byte, where the device converts by an instruction: to the form
-// of its matrix units. The instruction does not saturate, and the median would make a number of NaN.
+// The instruction converts to the form of the matrix units. It does not saturate, and the median turns NaN into a number.
 #if defined(__gfx942__)
 template <class F>
 constexpr bool converts_fp8 = F::is_fnuz;

@@ -1,4 +1,4 @@
-// HIP's names for CUDA, limited to those that are used.
+// The names of HIP and of hip.h for CUDA.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
@@ -54,10 +54,8 @@ using hipGraphExec_t = cudaGraphExec_t;
 
 namespace llamac {
 
-// Lanes of a warp. The host asks device_properties().
 constexpr int warp_size = 32;
 
-// 32-bit registers that a thread of a block of 1,024 may have.
 constexpr int registers_in_full_block = 64;
 
 // Fewer than 2^31 blocks of up to 1,024 threads.
@@ -72,7 +70,7 @@ inline int64_t last_cache_bytes(const hipDeviceProp_t& properties) {
     return properties.l2CacheSize;
 }
 
-// Whether the device runs what warpgroup.h names and this build has code for it.
+// Whether the device has the instructions of warpgroup.h, and this build has code for them.
 inline bool has_warpgroups([[maybe_unused]] const hipDeviceProp_t& properties) {
 #if defined(LLAMAC_WARPGROUPS)
     return properties.major == 9 && properties.minor == 0;
@@ -121,14 +119,12 @@ inline __device__ void grid_dependents_start() {
 }
 
 #if defined(__CUDACC__)
-// 2^x in one instruction, to 2 ulp; results below the smallest normal number are 0.
 inline __device__ float fast_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// sqrt(x) and 1/x in one instruction each, to 1 ulp; numbers below the smallest normal one are 0.
 inline __device__ float fast_sqrt(float x) {
     float y;
     asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -140,13 +136,10 @@ inline __device__ float fast_reciprocal(float x) {
     return y;
 }
 
-// Whether it is so in any lane of the warp.
 inline __device__ bool any_lane(bool so) {
     return __any_sync(0xffffffffu, so);
 }
 
-// The same number, but what is computed from it is computed anew: addresses that the compiler would otherwise
-// keep in registers through a loop.
 inline __device__ int optimization_barrier(int x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -158,24 +151,20 @@ __device__ void store_vector(V* p, V v) {
     __stwb(p, v);
 }
 
-// As optimization_barrier, for a number that is the same in all lanes.
 inline __device__ int optimization_barrier_uniform(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-// The compiler moves no load up or down across this: each would hold registers for longer.
 inline __device__ void scheduling_barrier() {
     asm volatile("" ::: "memory");
 }
 
-// Loads before it are under way when those after it begin, where the assembler would take turns between loads and uses. All
-// lanes of a warp call it.
+// Otherwise the assembler alternates loads and uses.
 inline __device__ void issue_loads() {
     __syncwarp();
 }
 
-// p[i] += x[i], four at once, whatever else adds there: in no order.
 inline __device__ void add_to_memory(float* p, const float* x) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "f"(x[0]), "f"(x[1]),
@@ -186,7 +175,6 @@ inline __device__ void add_to_memory(float* p, const float* x) {
 #endif
 }
 
-// 128-bit accesses that ask the caches not to keep the line: data that is read or written once.
 inline __device__ uint4 load_streaming(const uint4* p) {
     return __ldcs(p);
 }
@@ -194,13 +182,11 @@ inline __device__ void store_streaming(uint4* p, uint4 v) {
     __stcs(p, v);
 }
 
-// Two floats rounded to bf16 (nearest even, NaN stays NaN), low half first.
 inline __device__ uint32_t bf16_pair(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Four floats as fp8 (core/fp8.h), the first in the lowest byte, where the device converts by an instruction.
 template <class F>
 constexpr bool converts_fp8 = !F::is_fnuz;
 template <class F>

@@ -41,7 +41,7 @@ using SharedAddress = uint32_t;
 inline __device__ SharedAddress shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
-// The same address, but what is added to it is added last, in the instruction that uses it.
+// The same address; offsets are added last, in the instruction that uses it.
 inline __device__ SharedAddress settled(SharedAddress p) {
     asm("" : "+r"(p));
     return p;

@@ -34,7 +34,7 @@ add_library(llamac_runtime INTERFACE)
 # A message names a file as "csrc/core/tensor.h", wherever the sources were.
 target_compile_options(llamac_platform INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:${LLAMAC_WARNINGS};${LLAMAC_HOST_FLAGS};-fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=>")
-target_link_libraries(llamac_platform INTERFACE ${CMAKE_DL_LIBS})    # device_use.cpp; empty where libc has dlopen
+target_link_libraries(llamac_platform INTERFACE ${CMAKE_DL_LIBS})    # usage.cpp; empty where libc has dlopen
 # Says that a build for GPUs has no library of the vendor's for matrix products; what that costs is in docs/log/gemm.md.
 function(llamac_warn_without_library library installed_with)
   message(WARNING "llamac: no ${library}. Matrix products, most of a step, are llamac's own, at about half of the library's "

@@ -37,7 +37,7 @@ double first_known(double a, double b) {
 
 Sensors read_amdgpu_sensors(const std::string& folder) {
     Sensors s;
-    std::error_code none;  // what is not there is not known
+    std::error_code none;  // missing files: not known
     for (const auto& entry : fs::directory_iterator(fs::path(folder) / "hwmon", none)) {
         const fs::path at = entry.path();
         // Newer devices give the power now, older ones a mean over some milliseconds.

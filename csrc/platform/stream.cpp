@@ -49,8 +49,8 @@ Stream::~Stream() {
 Graph::Graph(hipStream_t stream_, std::function<void()> work_) : stream(stream_), work(std::move(work_)) {
     hipGraph_t graph = nullptr;
     hipGraphExec_t instance = nullptr;
-    // What other threads do meanwhile, PyTorch's allocator say, is no part of it and may allocate. (Under HIP, memory
-    // that they free, or a device that they wait for, still ends the recording with an error.)
+    // Calls of other threads, as PyTorch's allocator, are not captured and may allocate. (Under HIP, if they free memory or wait
+    // for the device, the capture still fails.)
     CHECK(hipStreamBeginCapture(stream, hipStreamCaptureModeThreadLocal));
     work();
     CHECK(hipStreamEndCapture(stream, &graph));

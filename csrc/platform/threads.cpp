@@ -18,7 +18,7 @@ void limit_spinning(char** argv) {
         if (std::getenv(name)) return;
     setenv("GOMP_SPINCOUNT", "5000", 0);
     setenv("KMP_BLOCKTIME", "0", 0);
-    execv("/proc/self/exe", argv);  // returns only if it failed: then the run goes on as it is
+    execv("/proc/self/exe", argv);  // returns only on failure, and the run continues unchanged
 }
 
 int host_threads() {

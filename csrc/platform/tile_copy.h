@@ -3,18 +3,17 @@
 
 namespace llamac {
 
-// `rows` rows of `columns` bf16, or of as many bytes in another type, by a block of `threads`. Between begin()
-// and end() nobody may use the SharedTile (with MFMA and WMMA: it changes in end(), so until then everybody may
-// read what is there); after end() and a __syncthreads everybody may read it. Copies of one thread end in the
-// order in which they began.
+// `rows` rows of `columns` bf16, or of as many bytes in another type, by a block of `threads`. No thread may use the
+// SharedTile between begin() and end() (with MFMA and WMMA it changes only in end() and can be read until then). After
+// end() and a __syncthreads all threads may read it. Copies of one thread end in the order in which they began.
 template <int rows, int columns, int threads>
 struct TileCopy {
     // A thread's chunks: the same chunk of every `pass`-th row.
     static constexpr int chunks = columns / 8, pass = threads / chunks, each = (rows + pass - 1) / pass;
     static_assert(threads % chunks == 0 && pass % 8 == 0);
 
-    // from: the first row, rows are `stride` < 2^31 elements apart. What lies at or beyond valid_rows,
-    // valid_columns (in elements, whole chunks) is zero and not read.
+    // from: the first row; rows are `stride` < 2^31 elements apart. Elements from valid_rows or valid_columns (whole chunks) on
+    // are zero and not read.
     template <class T>
     __device__ void begin(SharedTile<columns> to, const T* from, int64_t stride, int valid_rows,
                           int valid_columns = columns * 2 / int{sizeof(T)}) {

@@ -24,7 +24,7 @@ constexpr int warpgroup_size = 128;
 // ---- host: how a tile lies in memory
 
 // Up to four dimensions, the innermost contiguous; bf16. A tile is `columns` (64: 128 bytes, the swizzle's
-// width) by `rows` of dimension 1. What lies outside of the tensor is read as zero.
+// width) by `rows` of dimension 1. Elements outside of the tensor are read as zero.
 using TensorMap = CUtensorMap;
 // Throws nothing; ends the program where the driver refuses the shape.
 inline TensorMap make_tensor_map(const void* data, const int64_t (&shape)[4], const int64_t (&stride)[4],
@@ -66,7 +66,7 @@ struct SharedBarrier {
     __device__ void arrive() {
         asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&state)) : "memory");
     }
-    // One arrival for a warp, after what all its lanes have done.
+    // One arrival for a warp, after the work of all its lanes.
     __device__ void arrive_as_warp() {
         __syncwarp();
         if (threadIdx.x % warp_size == 0) arrive();
@@ -102,8 +102,7 @@ inline __device__ void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// What is said after work to threads of other blocks, and heard before theirs: all that threads of the block have done
-// and told the one that says it is seen by who has heard it.
+// A flag for threads of other blocks: after load_acquire() has read it, they see all writes before store_release().
 inline __device__ void store_release(int* p, int x) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
@@ -263,8 +262,8 @@ template <int pending>
 __device__ void warpgroup_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
-// x, which is never below 0, is computed before what follows: ptxas moves a wait for products up over whatever does not
-// read them, and arithmetic that was to run beside them comes after them. It moves nothing over a barrier.
+// Computes x, which is never below 0, before the following code. Without it, ptxas moves a wait for products above arithmetic
+// that should run beside them. It moves nothing over a barrier.
 inline __device__ void compute_before(float x) {
     asm volatile("{ .reg .pred never; setp.lt.f32 never, %0, 0f00000000; @never bar.arrive 15, 64; }" ::"f"(x)
                  : "memory");

@@ -38,9 +38,9 @@ void list_kernels() {
         std::printf("%s\n", wrapped(op->name + ": " + op->summary, 2 * indent, width).c_str());
         for (const Variant& v : op->variants)
             print(v.name,
-                  v.backend == Backend::host ? "host"
-                  : *v.chip                  ? v.chip
-                                             : "device",
+                  v.backend() == Backend::host ? "host"
+                  : *v.chip                    ? v.chip
+                                               : "device",
                   v.deterministic ? "yes" : "no",
                   v.idea + std::string(*v.supports.words ? "; takes " : "") + v.supports.words);
     }

@@ -9,7 +9,6 @@
 #include <string>
 
 #include "platform/usage.h"
-#include "program/console.h"
 #include "program/spikes.h"
 #include "run/options.h"
 #include "train/memory.h"
@@ -17,6 +16,21 @@
 #include "train/step_result.h"
 
 namespace llamac {
+
+// Lines on the console. A closed or blocked reader neither ends nor delays the run.
+struct Console {
+    explicit Console(std::FILE* to) : stream(to) {}
+
+    // Writes a line, or drops it if the console is closed, fails or blocks; the next line that gets through says how many
+    // were dropped.
+    void write(const std::string& line);
+
+  private:
+    bool has_room(int descriptor, int milliseconds) const;
+
+    std::FILE* stream;  // of a file, or a buffer in memory
+    int64_t dropped = 0;
+};
 
 struct RunShape {
     int64_t steps = 0;           // the last step's number
@@ -55,7 +69,7 @@ struct Log {
     void spike(int64_t step, const Spike& spike);
     void val(int64_t step, double loss);
     void evaluation(int64_t step, const Score& score);
-    void sample(int64_t step, const std::string& text);  // any bytes; what is not UTF-8 becomes U+FFFD
+    void sample(int64_t step, const std::string& text);  // any bytes; invalid UTF-8 becomes U+FFFD
     // pause_ms: the pause of training.
     void checkpoint(int64_t step, const std::string& path, double pause_ms);
     // Prints peak memory and mean utilization of the steps in one line.

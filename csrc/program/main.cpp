@@ -1,4 +1,4 @@
-// train_llama3: the loop of a training run. Flags: options.h; one step: trainer.h; what it prints: log.h.
+// train_llama3: the loop of a training run. Flags: options.h; one step: trainer.h; output: log.h.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -10,7 +10,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/output.h"
 #include "platform/cpu_level.h"
-#include "platform/ranks/spawn.h"
+#include "platform/ranks/launch.h"
 #include "platform/threads.h"
 #include "program/list_kernels.h"
 #include "program/log.h"
@@ -100,7 +100,7 @@ struct Loop {
     int64_t saved_step;                          // of it, or the first one
     bool sound = true;                           // the weights; and the disk, as far as is known
     int ended_by = 0;                            // a signal to any rank
-    std::optional<Clock::time_point> agreed_at;  // and what they do since is a micro-batch's work
+    std::optional<Clock::time_point> agreed_at;  // the time since is one micro-batch's work
     Clock::duration longest_work{};
     // An asynchronous save in progress; pause_ms: the pause of training.
     struct Writing {
@@ -134,238 +134,221 @@ struct Loop {
         t.written = t.between = nullptr;
     }
 
-    void run();
+    void run() {
+        try {
+            try {
+                run_steps();
+            } catch (const Stopped&) {
+            }
+            finish(0);
+            finish_save();
+            t.ranks.together("profile", [&] {
+                profile.finish();
+                log.saturated();
+            });
+            log.print_usage();
+            if (t.options.checkpoint_every >= 0 && t.step > saved_step) save(false);
+        } catch (const ReportedElsewhere&) {
+            save_on_error(true);
+            throw;
+        } catch (const AgreedError& error) {
+            fail(error.what(), save_on_error(true));
+        } catch (const std::exception& error) {
+            const bool alone = t.ranks.count == 1;
+            if (!alone) t.ranks.abandon();
+            fail(reason_of(error), save_on_error(alone));
+        }
+    }
 
   private:
-    unsigned agreement_seconds() const;
-    void agree();
-    void run_steps();
-    void finish(int64_t in_flight);
-    bool val_is_due() const;
-    bool evaluation_is_due() const;
-    bool sample_is_due() const;
-    void finish_interrupted_step();
-    void validate();
-    void evaluate();
-    void sample();
-    void save(bool goes_on);
-    void finish_save();
-    std::string save_on_error(bool agreed);
-};
-
-// The time limit of the ranks' agreement after a signal, by the time of their work so far.
-unsigned Loop::agreement_seconds() const {
-    return 5 + 2 * static_cast<unsigned>(std::chrono::ceil<std::chrono::seconds>(longest_work).count());
-}
-
-// One signal ends all ranks.
-void Loop::agree() {
-    const int own = stop_signal();
-    if (t.ranks.count == 1) {
-        ended_by = own;
-        return;
+    // The time limit of the ranks' agreement after a signal, by the time of their work so far.
+    unsigned agreement_seconds() const {
+        return 5 + 2 * static_cast<unsigned>(std::chrono::ceil<std::chrono::seconds>(longest_work).count());
     }
-    if (agreed_at) longest_work = std::max(longest_work, Clock::now() - *agreed_at);
-    limit_agreement(agreement_seconds());
-    for (const double signal : t.ranks.gather("signal", static_cast<double>(own)))
-        ended_by = std::max(ended_by, static_cast<int>(signal));
-    agreed_at = Clock::now();
-    if (ended_by != 0) limit_agreement(0);
-}
 
-void Loop::validate() {
-    watchdog.begins("validation at step", t.step);
-    if (!t.data.val) return;
-    const double loss = llamac::validate(t);
-    t.ranks.together("log", [&] { log.val(t.step, loss); });
-}
-
-void Loop::evaluate() {
-    if (t.data.questions.empty()) return;
-    watchdog.begins("evaluation at step", t.step);
-    const std::vector<Score> scores = llamac::evaluate(t);
-    t.ranks.together("log", [&] {
-        for (const Score& score : scores) log.evaluation(t.step, score);
-    });
-}
-
-void Loop::sample() {
-    watchdog.begins("sample at step", t.step);
-    std::string text;
-    const auto make = [&] { text = sample_text(t); };
-    // Shared weights are gathered meanwhile: a rank that fails cannot keep the others from waiting for it.
-    t.model.options.sharding.shares_weights() ? make() : t.ranks.together("sample", make);
-    t.ranks.together("log", [&] { log.sample(t.step, text); });
-}
-
-// goes_on: whether training continues, so that the checkpoint can be written meanwhile.
-void Loop::save(bool goes_on) {
-    const Clock::time_point begin = Clock::now();
-    finish_save();
-    watchdog.begins("checkpoint of step", t.step);
-    const OpenFolder* folder = nullptr;
-    t.ranks.together("log", [&] {
-        log.saturated();
-        folder = &out.folder();
-    });
-    limit_agreement(0);  // a save takes its time
-    if (goes_on && saves) {
-        start_save(t, *saves, *folder);
-        saved_step = t.step;
-        writing = {t.step, ms_since(begin)};
-    } else {
-        sound = false;  // until it is written
-        saved_step = t.step;
-        saved = llamac::save(t, *folder);
-        sound = true;
-        t.ranks.together("log", [&] { log.checkpoint(t.step, saved, ms_since(begin)); });
-    }
-    if (agreed_at) limit_agreement(agreement_seconds());
-    agreed_at.reset();
-}
-
-// Waits for the checkpoint that is being written, if there is one.
-void Loop::finish_save() {
-    if (!writing) return;
-    const Writing done = *std::exchange(writing, std::nullopt);
-    watchdog.begins("checkpoint of step", done.step);
-    limit_agreement(0);
-    const bool weights_are = std::exchange(sound, false);  // until it is written
-    saved = saves->finish();
-    sound = weights_are;
-    t.ranks.together("log", [&] { log.checkpoint(done.step, saved, done.pause_ms); });
-}
-
-void Loop::finish(int64_t in_flight) {
-    while (t.in_flight() > in_flight) {
-        sound = false;  // until the step is known to be right
-        const StepResult r = t.finish_step();
-        watchdog.start();  // not for the first step, which times kernels
-        watchdog.progress();
-        const bool finite = std::isfinite(r.loss) && std::isfinite(r.grad_norm);
-        // Else every weight is as bad from here on, and the next checkpoints would replace the good ones.
-        skipped = r.skipped ? skipped + 1 : 0;
-        sound = r.skipped ? skipped <= t.options.skip_nonfinite : finite;
-        t.ranks.together("log", [&] { log.step(r, usage.read()); });
-        if (finite)
-            for (const Spike& spike : spikes.add(r.loss, r.grad_norm))
-                t.ranks.together("log", [&] { log.spike(r.step, spike); });
-        if (!sound)
-            t.ranks.together("step", [&] {
-                fail("step ", r.step, ": expected a finite loss and gradient norm, found ", r.loss, " and ",
-                     r.grad_norm,
-                     skipped > 0 ? ", after " + std::to_string(skipped - 1) + " steps skipped" : "");
-            });
-    }
-}
-
-bool Loop::val_is_due() const {
-    return t.step == t.options.steps || is_due(t.options.val_every, t.step);
-}
-
-bool Loop::evaluation_is_due() const {
-    return !t.data.questions.empty() && (t.step == t.options.steps || is_due(t.options.eval_every, t.step));
-}
-
-bool Loop::sample_is_due() const {
-    return t.options.sample_every > 0 &&
-           (t.step == t.options.steps || is_due(t.options.sample_every, t.step));
-}
-
-// A signal during validation, evaluation or a sample leaves a checkpoint of the step, and a log without the event.
-void Loop::finish_interrupted_step() {
-    const std::set<std::string>& logged = out.logged();
-    if (!logged.count("step")) return;  // the log begins here
-    if (val_is_due() && !logged.count("val")) validate();
-    if (evaluation_is_due() && !logged.count("evaluation")) evaluate();
-    if (sample_is_due() && !logged.count("sample")) sample();
-}
-
-void Loop::run_steps() {
-    const Options& o = t.options;
-    if (t.step == 0) {
-        validate();
-        evaluate();
-    } else {
-        finish_interrupted_step();
-    }
-    while (t.step < o.steps) {
-        watchdog.begins("step", t.step + 1);
-        profile.begin_step(t.step + 1);
-        t.start_step();
-        profile.end_step();
-        const bool checkpoint =
-            o.checkpoint_every >= 0 && (t.step == o.steps || is_due(o.checkpoint_every, t.step));
-        const bool profiled = profile.ends_with(t.step);
-        const bool all = val_is_due() || evaluation_is_due() || sample_is_due() || checkpoint || profiled;
-        finish(all ? 0 : t.max_in_flight);
-        if (writing && saves->is_done()) finish_save();
-        if (profiled) t.ranks.together("profile", [&] { profile.finish(); });
-        if (val_is_due()) validate();
-        if (evaluation_is_due()) evaluate();
-        if (sample_is_due()) sample();
-        if (checkpoint) save(t.step < o.steps);
-    }
-}
-
-// After an error: logs the finished steps and, if all ranks have agreed on the error, saves them. Returns an addition to the
-// error's line.
-std::string Loop::save_on_error(bool agreed) {
-    const auto attempt = [](const auto& call) {
-        try {
-            call();
-        } catch (const std::exception&) {  // the error that led here is the one that is reported
+    // One signal ends all ranks.
+    void agree() {
+        const int own = stop_signal();
+        if (t.ranks.count == 1) {
+            ended_by = own;
+            return;
         }
-    };
-    attempt([&] { finish_save(); });
-    attempt([&] { log.flush(); });
-    if (agreed)
-        attempt([&] {
-            while (t.in_flight() > 0) {
-                const StepResult r = t.finish_step();
-                sound &= r.skipped || (std::isfinite(r.loss) && std::isfinite(r.grad_norm));
-                if (sound) attempt([&] { log.step(r, usage.read()); });
-            }
-            if (sound && t.options.checkpoint_every >= 0 && t.step > saved_step) {
-                const Clock::time_point begin = Clock::now();
-                saved_step = t.step;
-                saved = llamac::save(t, out.folder());
-                attempt([&] { log.checkpoint(t.step, saved, ms_since(begin)); });
-            }
+        if (agreed_at) longest_work = std::max(longest_work, Clock::now() - *agreed_at);
+        limit_agreement(agreement_seconds());
+        for (const double signal : t.ranks.gather("signal", static_cast<double>(own)))
+            ended_by = std::max(ended_by, static_cast<int>(signal));
+        agreed_at = Clock::now();
+        if (ended_by != 0) limit_agreement(0);
+    }
+
+    void validate() {
+        watchdog.begins("validation at step", t.step);
+        if (!t.data.val) return;
+        const double loss = llamac::validate(t);
+        t.ranks.together("log", [&] { log.val(t.step, loss); });
+    }
+
+    void evaluate() {
+        if (t.data.questions.empty()) return;
+        watchdog.begins("evaluation at step", t.step);
+        const std::vector<Score> scores = llamac::evaluate(t);
+        t.ranks.together("log", [&] {
+            for (const Score& score : scores) log.evaluation(t.step, score);
         });
-    // A rank may be lost after a checkpoint has got its name, while older ones are removed.
-    attempt([&] {
-        const std::string last = out.folder().path + "/" + step_name(saved_step);
-        if (exists(last)) saved = last;
-    });
-    return saved.empty() ? "; there is no checkpoint" : "; the last checkpoint is " + saved;
-}
+    }
 
-void Loop::run() {
-    try {
-        try {
-            run_steps();
-        } catch (const Stopped&) {
-        }
-        finish(0);
+    void sample() {
+        watchdog.begins("sample at step", t.step);
+        std::string text;
+        const auto make = [&] { text = sample_text(t); };
+        // Shared weights are gathered meanwhile: a rank that fails cannot keep the others from waiting for it.
+        t.model.options.sharding.shares_weights() ? make() : t.ranks.together("sample", make);
+        t.ranks.together("log", [&] { log.sample(t.step, text); });
+    }
+
+    // goes_on: whether training continues, so that the checkpoint can be written meanwhile.
+    void save(bool goes_on) {
+        const Clock::time_point begin = Clock::now();
         finish_save();
-        t.ranks.together("profile", [&] {
-            profile.finish();
+        watchdog.begins("checkpoint of step", t.step);
+        const OpenFolder* folder = nullptr;
+        t.ranks.together("log", [&] {
             log.saturated();
+            folder = &out.folder();
         });
-        log.print_usage();
-        if (t.options.checkpoint_every >= 0 && t.step > saved_step) save(false);
-    } catch (const ReportedElsewhere&) {
-        save_on_error(true);
-        throw;
-    } catch (const AgreedError& error) {
-        fail(error.what(), save_on_error(true));
-    } catch (const std::exception& error) {
-        const bool alone = t.ranks.count == 1;
-        if (!alone) t.ranks.abandon();
-        fail(reason_of(error), save_on_error(alone));
+        limit_agreement(0);  // a save takes its time
+        if (goes_on && saves) {
+            start_save(t, *saves, *folder);
+            saved_step = t.step;
+            writing = {t.step, ms_since(begin)};
+        } else {
+            sound = false;  // until it is written
+            saved_step = t.step;
+            saved = llamac::save(t, *folder);
+            sound = true;
+            t.ranks.together("log", [&] { log.checkpoint(t.step, saved, ms_since(begin)); });
+        }
+        if (agreed_at) limit_agreement(agreement_seconds());
+        agreed_at.reset();
     }
-}
+
+    // Waits for the checkpoint that is being written, if there is one.
+    void finish_save() {
+        if (!writing) return;
+        const Writing done = *std::exchange(writing, std::nullopt);
+        watchdog.begins("checkpoint of step", done.step);
+        limit_agreement(0);
+        const bool weights_are = std::exchange(sound, false);  // until it is written
+        saved = saves->finish();
+        sound = weights_are;
+        t.ranks.together("log", [&] { log.checkpoint(done.step, saved, done.pause_ms); });
+    }
+
+    void finish(int64_t in_flight) {
+        while (t.in_flight() > in_flight) {
+            sound = false;  // until the step is known to be right
+            const StepResult r = t.finish_step();
+            watchdog.start();  // not for the first step, which times kernels
+            watchdog.progress();
+            const bool finite = std::isfinite(r.loss) && std::isfinite(r.grad_norm);
+            // Else every weight is as bad from here on, and the next checkpoints would replace the good ones.
+            skipped = r.skipped ? skipped + 1 : 0;
+            sound = r.skipped ? skipped <= t.options.skip_nonfinite : finite;
+            t.ranks.together("log", [&] { log.step(r, usage.read()); });
+            if (finite)
+                for (const Spike& spike : spikes.add(r.loss, r.grad_norm))
+                    t.ranks.together("log", [&] { log.spike(r.step, spike); });
+            if (!sound)
+                t.ranks.together("step", [&] {
+                    fail("step ", r.step, ": expected a finite loss and gradient norm, found ", r.loss,
+                         " and ", r.grad_norm,
+                         skipped > 0 ? ", after " + std::to_string(skipped - 1) + " steps skipped" : "");
+                });
+        }
+    }
+
+    // Work after a step, besides a checkpoint.
+    struct Due {
+        bool validation, evaluation, sample;
+    };
+    Due due() const {
+        const Options& o = t.options;
+        const auto now = [&](int64_t every) { return t.step == o.steps || is_due(every, t.step); };
+        return {now(o.val_every), !t.data.questions.empty() && now(o.eval_every),
+                o.sample_every > 0 && now(o.sample_every)};
+    }
+    void follow(const Due& due) {
+        if (due.validation) validate();
+        if (due.evaluation) evaluate();
+        if (due.sample) sample();
+    }
+
+    // A signal during validation, evaluation or a sample leaves a checkpoint of the step, and a log without the event.
+    void finish_interrupted_step() {
+        const std::set<std::string>& logged = out.logged();
+        if (!logged.count("step")) return;  // the log begins here
+        const Due all = due();
+        follow({all.validation && !logged.count("val"), all.evaluation && !logged.count("evaluation"),
+                all.sample && !logged.count("sample")});
+    }
+
+    void run_steps() {
+        const Options& o = t.options;
+        if (t.step == 0)
+            follow({true, true, false});
+        else
+            finish_interrupted_step();
+        while (t.step < o.steps) {
+            watchdog.begins("step", t.step + 1);
+            profile.begin_step(t.step + 1);
+            t.start_step();
+            profile.end_step();
+            const bool checkpoint =
+                o.checkpoint_every >= 0 && (t.step == o.steps || is_due(o.checkpoint_every, t.step));
+            const bool profiled = profile.ends_with(t.step);
+            const Due next = due();
+            const bool waits = next.validation || next.evaluation || next.sample || checkpoint || profiled;
+            finish(waits ? 0 : t.max_in_flight);
+            if (writing && saves->is_done()) finish_save();
+            if (profiled) t.ranks.together("profile", [&] { profile.finish(); });
+            follow(next);
+            if (checkpoint) save(t.step < o.steps);
+        }
+    }
+
+    // After an error: logs the finished steps and, if all ranks have agreed on the error, saves them. Returns an addition to the
+    // error's line.
+    std::string save_on_error(bool agreed) {
+        const auto attempt = [](const auto& call) {
+            try {
+                call();
+            } catch (const std::exception&) {  // the error that led here is the one that is reported
+            }
+        };
+        attempt([&] { finish_save(); });
+        attempt([&] { log.flush(); });
+        if (agreed)
+            attempt([&] {
+                while (t.in_flight() > 0) {
+                    const StepResult r = t.finish_step();
+                    sound &= r.skipped || (std::isfinite(r.loss) && std::isfinite(r.grad_norm));
+                    if (sound) attempt([&] { log.step(r, usage.read()); });
+                }
+                if (sound && t.options.checkpoint_every >= 0 && t.step > saved_step) {
+                    const Clock::time_point begin = Clock::now();
+                    saved_step = t.step;
+                    saved = llamac::save(t, out.folder());
+                    attempt([&] { log.checkpoint(t.step, saved, ms_since(begin)); });
+                }
+            });
+        // A rank may be lost after a checkpoint has got its name, while older ones are removed.
+        attempt([&] {
+            const std::string last = out.folder().path + "/" + step_name(saved_step);
+            if (exists(last)) saved = last;
+        });
+        return saved.empty() ? "; there is no checkpoint" : "; the last checkpoint is " + saved;
+    }
+};
 
 // The loop's checkpoint of the last step, if there is one, and the signal that ended it, if one did.
 std::pair<std::string, int> train(Trainer& t, const OutputFolder& out, Log& log,
@@ -455,7 +438,7 @@ void end_abandoned(const LostRank& lost) {
 
 int run_program(int argc, char** argv) {
     const Launch launch = join_launch();
-    // Before the ranks meet, because the flags say how long one waits for another; what is wrong with them is said by one.
+    // Before the ranks meet, because flags set their time limits; one rank reports a wrong flag.
     Options options;
     std::string wrong;
     try {
@@ -489,7 +472,7 @@ int run_program(int argc, char** argv) {
     } catch (const AgreedError&) {
         throw;
     } catch (...) {
-        ranks.abandon();  // before what unwinding waits for
+        ranks.abandon();  // unwinding waits for other ranks
         throw;
     }
 }

@@ -31,7 +31,7 @@ struct Plotter {
 Plotter find_plotter() {
     const char* const named = std::getenv("LLAMAC_PYTHON");
     if (named && *named) return {named, ""};
-    std::error_code none;  // what cannot be looked at is not there
+    std::error_code none;  // a path without access counts as missing
     const fs::path folder = fs::read_symlink("/proc/self/exe", none).parent_path();
     const fs::path build = folder.parent_path();
     const fs::path checkout = build.filename() == "build" ? build.parent_path() : fs::path();
@@ -71,8 +71,7 @@ int wait_for(pid_t child) {
     return ended == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// Quietly: what it prints is of no use beside the run's own output. Returns the exit status, -1 if it did not
-// start or did not end.
+// Without its output. Returns the exit status, -1 if it did not start or did not end.
 int run_quietly(const std::vector<std::string>& command) {
     std::vector<char*> argv;
     for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));

@@ -14,7 +14,7 @@
 namespace llamac {
 namespace {
 
-const int stack_signal = SIGRTMIN + 7;  // nobody else's: neither glibc's nor a scheduler's
+const int stack_signal = SIGRTMIN + 7;  // used by neither glibc nor schedulers
 std::atomic<bool> printed = false;
 
 // Whether stderr takes a line now: the last words of a process that must end wait for no reader.

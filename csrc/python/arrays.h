@@ -27,9 +27,8 @@ struct Array {
     int64_t span_bytes() const;
 };
 
-// what: what messages call it. stream: where the caller reads the memory, which the array's library then makes wait for
-// its own work; the device's default one if there is none. Throws Error for what is no array, or is on a device that is
-// not the current one.
+// what: the array's name in messages. stream: the caller's, which the array's library makes wait for its own work; by default
+// the device's default stream. Throws Error for other objects and for arrays on another device.
 Array array_of(pybind11::handle object, const std::string& what, std::optional<int64_t> stream = {});
 // Throws Error for more than Tensor::max_rank dimensions, or a type that operations do not have.
 Tensor tensor_of(const Array& array, const std::string& what);

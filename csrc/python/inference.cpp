@@ -1,4 +1,4 @@
-// llamac._native.Inference: train/inference.h for Python. llamac/inference/model.py checks what users give it.
+// llamac._native.Inference: train/inference.h for Python. llamac/inference/model.py checks its arguments.
 #include "train/inference.h"
 
 #include <pybind11/functional.h>
@@ -7,7 +7,6 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <mutex>
 
 #include "native.h"
 #include "train/sample.h"
@@ -20,18 +19,7 @@ namespace {
 using Ids = py::array_t<int32_t, py::array::c_style>;
 using Prompts = std::vector<std::vector<int32_t>>;
 
-// Python's other threads run on while it computes; two that call the same one take turns.
-struct LockedInference : Inference {
-    using Inference::Inference;
-    std::mutex lock;
-};
-struct InferenceCall {
-    explicit InferenceCall(LockedInference& of) : held(of.lock) {}
-
-  private:
-    py::gil_scoped_release release;  // before the lock, whose holder may need the GIL
-    std::lock_guard<std::mutex> held;
-};
+using LockedInference = Locked<Inference>;
 
 std::unique_ptr<LockedInference> make_inference(const std::string& model, const std::string& dtype,
                                                 int64_t batch_size, int64_t seq_len, int64_t sequences,
@@ -57,13 +45,13 @@ Prompts generate_for_python(LockedInference& of, const Prompts& prompts, int64_t
         if (PyErr_CheckSignals() != 0) throw py::error_already_set();
         return made.is_none() || py::cast<bool>(made(prompt, token));
     };
-    const InferenceCall call(of);
+    const Turn turn(of);
     return generate_all(of.model, prompts, {count, stops}, choices, tell);
 }
 
 py::array_t<float> next_logits_of(LockedInference& of, const std::vector<int32_t>& tokens, size_t prompt) {
     const std::vector<float> logits = [&] {
-        const InferenceCall call(of);
+        const Turn turn(of);
         return of.next_logits(tokens, prompt);
     }();
     const int64_t V = of.model.config.V;
@@ -86,7 +74,7 @@ py::tuple score(LockedInference& of, const Ids& tokens, const Ids& targets, bool
     const std::span<bool> flags(likeliest.mutable_data(), static_cast<size_t>(likeliest.size()));
     const int32_t *from = tokens.data(), *to = targets.data();
     {
-        const InferenceCall call(of);
+        const Turn turn(of);
         of.score(from, to, B, T, all, flags);
     }
     return py::make_tuple(losses, wants_likeliest ? py::object(likeliest) : py::none());

@@ -1,5 +1,5 @@
-// llamac._native: the registry and the trainer for Python, free of torch. llamac/base/registry.py and
-// llamac/training/trainer.py are what users see of it.
+// llamac._native: the registry and the trainer for Python, without torch, behind llamac/base/registry.py and
+// llamac/training/trainer.py.
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -28,35 +28,28 @@
 #include "run/version.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace llamac {
 namespace {
 
+template <class Named>
+std::string name_in(const std::vector<Named>& all, int i) {
+    return i < 0 ? "" : all[i].name;
+}
+
 py::dict describe_operand(const Operation& op, const Operand& o) {
-    py::list shape;
+    py::list shape, may_share;
     for (const Dimension& d : o.shape)
-        shape.append(py::make_tuple(d.symbol < 0 ? "" : op.dimensions[static_cast<size_t>(d.symbol)].name,
-                                    d.factor, d.divisor));
-    py::dict r;
-    r["name"] = o.name;
-    r["type"] = type_text(op, o);
-    r["shape"] = shape;
-    r["output"] = o.output;
-    r["nullable"] = o.nullable;
-    py::list may_share;
-    for (const int i : o.may_share) may_share.append(op.operands[static_cast<size_t>(i)].name);
-    const auto scalar = [&](int s) { return s < 0 ? "" : op.scalars[static_cast<size_t>(s)].name; };
-    r["adds_if"] = scalar(o.adds_if);
-    r["except"] = scalar(o.except);
-    r["random"] = scalar(o.random);
-    r["may_share"] = may_share;
-    r["in_place"] = o.in_place;
-    r["strided"] = o.strided;
-    r["positive"] = o.positive;
-    r["rounded"] = o.rounded;
-    r["begins"] = o.begins < 0 ? "" : op.dimensions[static_cast<size_t>(o.begins)].name;
-    r["bound"] = o.bound < 0 ? "" : op.dimensions[static_cast<size_t>(o.bound)].name;
-    return r;
+        shape.append(py::make_tuple(name_in(op.dimensions, d.symbol), d.factor, d.divisor));
+    for (const int i : o.may_share) may_share.append(name_in(op.operands, i));
+    return py::dict("name"_a = o.name, "type"_a = type_text(op, o), "shape"_a = shape, "output"_a = o.output,
+                    "nullable"_a = o.nullable, "adds_if"_a = name_in(op.scalars, o.adds_if),
+                    "except"_a = name_in(op.scalars, o.except), "random"_a = name_in(op.scalars, o.random),
+                    "may_share"_a = may_share, "in_place"_a = o.in_place, "strided"_a = o.strided,
+                    "positive"_a = o.positive, "rounded"_a = o.rounded,
+                    "begins"_a = name_in(op.dimensions, o.begins),
+                    "bound"_a = name_in(op.dimensions, o.bound));
 }
 
 py::dict describe_variant(const Variant& v) {
@@ -66,16 +59,10 @@ py::dict describe_variant(const Variant& v) {
         for (const ParameterType& s : e.operands) row.append(name(s.dtype));
         types.append(row);
     }
-    py::dict r;
-    r["name"] = v.name;
-    r["idea"] = v.idea;
-    r["where"] = v.backend == Backend::host ? "host" : "device";
-    r["types"] = types;
-    r["limits"] = v.supports.words;
-    r["threads"] = v.threads;
-    r["deterministic"] = v.deterministic;
-    r["chip"] = v.chip;
-    return r;
+    return py::dict("name"_a = v.name, "idea"_a = v.idea,
+                    "where"_a = v.backend() == Backend::host ? "host" : "device", "types"_a = types,
+                    "limits"_a = v.supports.words, "threads"_a = v.threads,
+                    "deterministic"_a = v.deterministic, "chip"_a = v.chip);
 }
 
 // The place of a build's arrays; a device's build without a device still means the device.
@@ -90,67 +77,44 @@ Backend home() {
 // The variant that is asked first.
 py::object default_variant(const Operation& op) {
     for (const Variant& v : op.variants)
-        if (v.backend == home() && v.deterministic) return py::str(v.name);
+        if (v.backend() == home() && v.deterministic) return py::str(v.name);
     return py::none();
 }
 
 py::dict describe_operation(const Operation& op) {
-    py::list operands, variants, scalars;
+    py::list operands, variants, scalars, not_negative, dimensions;
+    py::dict values, types;
     for (const Operand& o : op.operands) operands.append(describe_operand(op, o));
     for (const Variant& v : op.variants) variants.append(describe_variant(v));
-    py::dict values;
-    py::list not_negative;
     for (const ScalarInfo& s : op.scalars) {
         scalars.append(py::make_tuple(s.name, std::string(1, s.kind)));
         values[py::str(s.name)] = s.values;
         if (s.not_negative) not_negative.append(s.name);
     }
-    py::dict r;
-    r["name"] = op.name;
-    r["summary"] = op.summary;
-    py::dict types;
     for (const TypeLetter& t : op.types) {
         py::list choices;
         for (const DType choice : t.choices) choices.append(name(choice));
         types[py::str(std::string(1, t.letter))] = choices;
     }
-    py::list dimensions;
-    for (const DimensionInfo& d : op.dimensions) {
-        py::dict one;
-        one["name"] = d.name;
-        one["may_be_zero"] = d.may_be_zero;
-        one["rows"] = d.splits;
-        one["multiple_of"] = d.multiple_of < 0 ? "" : op.dimensions[static_cast<size_t>(d.multiple_of)].name;
-        one["at_most"] = d.at_most < 0 ? "" : op.dimensions[static_cast<size_t>(d.at_most)].name;
-        dimensions.append(one);
-    }
-    r["types"] = types;
-    r["dimensions"] = dimensions;
-    r["operands"] = operands;
-    r["variants"] = variants;
-    r["scalars"] = scalars;
-    r["values"] = values;
-    r["not_negative"] = not_negative;
-    r["default"] = default_variant(op);
-    return r;
+    for (const DimensionInfo& d : op.dimensions)
+        dimensions.append(py::dict("name"_a = d.name, "may_be_zero"_a = d.may_be_zero, "rows"_a = d.splits,
+                                   "multiple_of"_a = name_in(op.dimensions, d.multiple_of),
+                                   "at_most"_a = name_in(op.dimensions, d.at_most)));
+    return py::dict("name"_a = op.name, "summary"_a = op.summary, "types"_a = types,
+                    "dimensions"_a = dimensions, "operands"_a = operands, "variants"_a = variants,
+                    "scalars"_a = scalars, "values"_a = values, "not_negative"_a = not_negative,
+                    "default"_a = default_variant(op));
 }
 
 py::list dtypes() {
     py::list all;
-    for (const DTypeInfo& d : dtype_table) {
-        py::dict r;
-        r["name"] = d.name;
-        r["bytes"] = d.bytes;
-        r["mantissa_bits"] = d.mantissa_bits;
-        r["arithmetic"] = name(d.arithmetic);
-        r["in_operations"] = in_operations(d);
-        r["is_float"] = is_float(d);
-        r["safetensors"] = d.safetensors;
-        r["python"] = d.python;
-        r["dlpack"] = py::make_tuple(d.dlpack.code, d.dlpack.bits, d.dlpack.lanes);
-        r["library"] = d.library;
-        all.append(r);
-    }
+    for (const DTypeInfo& d : dtype_table)
+        all.append(py::dict("name"_a = d.name, "bytes"_a = d.bytes, "mantissa_bits"_a = d.mantissa_bits,
+                            "arithmetic"_a = name(d.arithmetic), "in_operations"_a = in_operations(d),
+                            "is_float"_a = is_float(d), "safetensors"_a = d.safetensors,
+                            "python"_a = d.python,
+                            "dlpack"_a = py::make_tuple(d.dlpack.code, d.dlpack.bits, d.dlpack.lanes),
+                            "library"_a = d.library));
     return all;
 }
 
@@ -162,11 +126,11 @@ py::list kernels() {
 
 bool is_device_variant(const Operation& op, const std::string& variant) {
     for (const Variant& v : op.variants)
-        if (variant == v.name) return v.backend == Backend::device;
+        if (variant == v.name) return v.backend() == Backend::device;
     return false;
 }
 
-// Not what lies in the gaps of the strides: it may be another operand's.
+// Without the gaps between strides, which may belong to another operand.
 void copy_elements(const Tensor& t, char* to, const char* from, int d = 0) {
     if (d == t.rank || d == Tensor::max_rank) {  // the second: g++ 16 does not know that rank is at most that
         std::memcpy(to, from, static_cast<size_t>(size_of(t.dtype)));
@@ -241,8 +205,7 @@ struct Operands {
     }
 };
 
-// As PyTorch takes it, a bool for a number as well; but nothing is rounded to an integer. A number of another library's
-// is what it is to the operation.
+// As in PyTorch, a bool is also a number; nothing is rounded to an integer.
 Scalar scalar_of(const Operation& op, const ScalarInfo& s, py::handle value) {
     py::detail::make_caster<double> real;
     py::detail::make_caster<int64_t> integer;
@@ -291,7 +254,7 @@ py::tuple find_least_work(const std::string& operation, const std::map<std::stri
     std::vector<int64_t> size;
     for (const DimensionInfo& d : op.dimensions) {
         const auto limited = std::find_if(op.dimensions.begin(), op.dimensions.end(), [&](const auto& e) {
-            return e.at_most >= 0 && &op.dimensions[static_cast<size_t>(e.at_most)] == &d;
+            return e.at_most >= 0 && &op.dimensions[e.at_most] == &d;
         });
         auto found = sizes.find(d.name);
         if (found == sizes.end() && limited != op.dimensions.end()) found = sizes.find(limited->name);
@@ -305,10 +268,9 @@ py::tuple find_least_work(const std::string& operation, const std::map<std::stri
         Tensor& t = tensors.emplace_back();
         if (std::find(absent.begin(), absent.end(), o.name) != absent.end()) continue;
         t.data = &somewhere;
-        t.dtype = o.letter < 0 ? o.dtype : op.types[static_cast<size_t>(o.letter)].beside(storage);
+        t.dtype = o.letter < 0 ? o.dtype : op.types[o.letter].beside(storage);
         for (const Dimension& d : o.shape)
-            t.shape[t.rank++] =
-                (d.symbol < 0 ? 1 : size[static_cast<size_t>(d.symbol)]) * d.factor / d.divisor;
+            t.shape[t.rank++] = (d.symbol < 0 ? 1 : size[d.symbol]) * d.factor / d.divisor;
     }
     std::vector<Scalar> scalars;
     for (const ScalarInfo& s : op.scalars) scalars.emplace_back(s.missing.value_or(0));
@@ -340,7 +302,7 @@ void find_documents_of(const Ids& tokens, int32_t begin, int32_t end, Ids first)
     find_documents(tokens.data(), tokens.shape(0), tokens.shape(1), {begin, end}, first.mutable_data());
 }
 
-// The step, and name, bytes and hash of each file; nothing where the text is not what was written.
+// The step, and name, bytes and hash of each file; nothing for a damaged text.
 std::optional<py::tuple> read_manifest(const std::string& text, const std::string& where) {
     if (!is_whole_manifest(text)) return {};
     const Manifest manifest = parse_manifest(text, where);

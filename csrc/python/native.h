@@ -2,7 +2,25 @@
 #pragma once
 #include <pybind11/pybind11.h>
 
+#include <mutex>
+
 namespace llamac {
+
+// An object that several of Python's threads may call: they take turns.
+template <class T>
+struct Locked : T {
+    using T::T;
+    mutable std::mutex lock;
+};
+// One of the turns. Python's other threads run meanwhile.
+template <class T>
+struct Turn {
+    explicit Turn(const Locked<T>& of) : held(of.lock) {}
+
+  private:
+    pybind11::gil_scoped_release release;  // before the lock, whose holder may need the GIL
+    std::lock_guard<std::mutex> held;
+};
 
 void define_trainer(pybind11::module_& m);
 void define_inference(pybind11::module_& m);

@@ -127,9 +127,7 @@ struct Gradients {
     }
 
   private:
-    const std::string& name_of(int operand) const {
-        return form.op->operands[static_cast<size_t>(operand)].name;
-    }
+    const std::string& name_of(int operand) const { return form.op->operands[operand].name; }
 
     void add_step(const Form& backward, const Derivative& described) {
         const Operation& op = *backward.op;
@@ -169,8 +167,7 @@ struct Gradients {
         for (size_t a = 0; a < form.leading.size(); a++) {
             const std::vector<Dimension>& shape = form.op->operands[form.leading[a]].shape;
             for (size_t d = 0; d < shape.size(); d++)
-                if (shape[d].symbol >= 0 &&
-                    form.op->dimensions[static_cast<size_t>(shape[d].symbol)].name == letter)
+                if (shape[d].symbol >= 0 && form.op->dimensions[shape[d].symbol].name == letter)
                     return keep_number({a, static_cast<int64_t>(d) - static_cast<int64_t>(shape.size())});
         }
         fail(form.op->name, ": the size ", letter, " of its derivative is not known");

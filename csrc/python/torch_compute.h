@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "torch_registry.h"
+#include "torch_form.h"
 
 namespace llamac {
 

@@ -1,9 +1,13 @@
 // How an operation is called from torch, by its description (torch_ops.cpp shows one).
 #pragma once
+#include <c10/util/Logging.h>
+#undef CHECK  // torch's logging has one, too
+
 #include <string>
 #include <vector>
 
-#include "torch_registry.h"
+#include "core/dispatch.h"
+#include "core/registry.h"
 
 namespace llamac {
 

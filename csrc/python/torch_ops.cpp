@@ -30,8 +30,7 @@ namespace llamac {
 namespace {
 
 bool begins_with_rows(const Operation& op, const Operand& o) {
-    return !o.shape.empty() && o.shape[0].symbol >= 0 &&
-           op.dimensions[static_cast<size_t>(o.shape[0].symbol)].splits;
+    return !o.shape.empty() && o.shape[0].symbol >= 0 && op.dimensions[o.shape[0].symbol].splits;
 }
 
 // For sizes that may be symbols, and for those that may not.
@@ -118,10 +117,9 @@ struct Arguments {
             for (size_t k = split; k < o.shape.size(); k++) {
                 const Dimension& d = o.shape[k];
                 if (d.is_letter())
-                    shape.push_back(size[static_cast<size_t>(d.symbol)]);
+                    shape.push_back(size[d.symbol]);
                 else
-                    shape.push_back((d.symbol < 0 ? Size(1) : size[static_cast<size_t>(d.symbol)]) *
-                                    d.factor / d.divisor);
+                    shape.push_back((d.symbol < 0 ? Size(1) : size[d.symbol]) * d.factor / d.divisor);
             }
             tensors[i] = allocate(Shape(shape), result_type(o), device);
         }
@@ -160,7 +158,7 @@ struct Arguments {
         const Size scaled = dim.divisor == 1 ? here : here * dim.divisor;
         Size expected = dim.factor;
         if (dim.symbol >= 0) {
-            Size& known = size[static_cast<size_t>(dim.symbol)];
+            Size& known = size[dim.symbol];
             if (!is_known(known)) known = dim.factor == 1 ? scaled : scaled / dim.factor;
             expected = known * dim.factor;
         }
@@ -178,13 +176,12 @@ struct Arguments {
             if (!tensors[i].defined()) continue;
             const int letter = form.op->operands[i].letter;
             if (letter == o.letter) return tensors[i].scalar_type();
-            const bool computes =
-                letter > 0 && form.op->types[static_cast<size_t>(letter)].arithmetic_of == 0;
+            const bool computes = letter > 0 && form.op->types[letter].arithmetic_of == 0;
             if (letter == 0 || (computes && !told)) storage = tensors[i].scalar_type();
             told = told || letter == 0;
         }
         const std::optional<DType> known = find_dtype(storage);
-        return known ? torch_type(form.op->types[static_cast<size_t>(o.letter)].beside(*known)) : storage;
+        return known ? torch_type(form.op->types[o.letter].beside(*known)) : storage;
     }
 };
 

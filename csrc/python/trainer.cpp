@@ -1,4 +1,4 @@
-// llamac._native.Trainer: the program's trainer (train/trainer.h) for Python. llamac/training/trainer.py checks what users give it.
+// llamac._native.Trainer: the program's trainer (train/trainer.h) for Python. llamac/training/trainer.py checks its arguments.
 #include "train/save.h"
 
 #include <pybind11/numpy.h>
@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/config_json.h"
@@ -16,6 +15,7 @@
 #include "train/evaluate.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace llamac {
 namespace {
@@ -32,24 +32,16 @@ struct JoinedRanks {
         joined.connect_devices();
     }
 };
-// Python's other threads run on while a trainer computes; two that call the same one take turns.
-struct LockedTrainer : private JoinedRanks, Trainer {
-    explicit LockedTrainer(const Options& options)
+struct JoinedTrainer : private JoinedRanks, Trainer {
+    explicit JoinedTrainer(const Options& options)
         : JoinedRanks(options),
           Trainer(options, 0, joined) {  // step() waits for its loss: nothing is ever ahead
         agree_with_ranks();
     }
-    mutable std::mutex lock;
 };
-struct TrainerCall {
-    explicit TrainerCall(const LockedTrainer& t) : held(t.lock) {}
+using LockedTrainer = Locked<JoinedTrainer>;
 
-  private:
-    py::gil_scoped_release release;  // before the lock, whose holder may need the GIL
-    std::lock_guard<std::mutex> held;
-};
-
-// config: a TOML file, or "". layers: what begins the messages about an object with its keys, and the object as JSON.
+// config: a TOML file, or "". layers: objects as JSON, each with the prefix of messages about it.
 using Layers = std::vector<std::pair<std::string, std::string>>;
 
 Options options_of(const std::string& config, const Layers& layers) {
@@ -65,13 +57,8 @@ std::unique_ptr<LockedTrainer> make_trainer(const std::string& config, const Lay
 }
 
 py::dict as_dict(const StepResult& r) {
-    py::dict d;
-    d["step"] = r.step;
-    d["loss"] = r.loss;
-    d["grad_norm"] = r.grad_norm;
-    d["lr"] = r.lr;
-    d["ms"] = r.ms;
-    return d;
+    return py::dict("step"_a = r.step, "loss"_a = r.loss, "grad_norm"_a = r.grad_norm, "lr"_a = r.lr,
+                    "ms"_a = r.ms);
 }
 
 // tokens, targets: [tokens_per_rank], this rank's. counted: the loss is a mean over the targets that are not -100.
@@ -87,7 +74,7 @@ py::dict step(LockedTrainer& t, const Ids& tokens, const Ids& targets, bool coun
         std::count_if(targets.data(), targets.data() + targets.size(), [](int32_t id) { return id >= 0; });
     StepResult result;
     {
-        const TrainerCall call(t);
+        const Turn turn(t);
         std::optional<int64_t> count;
         if (counted) count = static_cast<int64_t>(t.ranks.sum("targets", static_cast<double>(own)));
         if (count == 0) fail("step: expected a target that counts, found only -100");
@@ -100,7 +87,7 @@ py::dict step(LockedTrainer& t, const Ids& tokens, const Ids& targets, bool coun
 py::dict next_step(LockedTrainer& t) {
     StepResult result;
     {
-        const TrainerCall call(t);
+        const Turn turn(t);
         t.start_step();
         result = t.finish_step();
     }
@@ -111,7 +98,7 @@ py::dict next_step(LockedTrainer& t) {
 double loss_of(LockedTrainer& t, const Ids& tokens, const Ids& targets) {
     const int64_t rows = tokens.shape(0), T = tokens.shape(1);
     const int32_t *from = tokens.data(), *to = targets.data();
-    const TrainerCall call(t);
+    const Turn turn(t);
     if (t.model.options.sharding.shares_weights())  // which all ranks gather equally often
         for (const double each : t.ranks.gather("rows", static_cast<double>(rows)))
             if (each != static_cast<double>(rows))
@@ -128,17 +115,14 @@ double loss_of(LockedTrainer& t, const Ids& tokens, const Ids& targets) {
 py::dict scores_of(LockedTrainer& t) {
     std::vector<Score> scores;
     {
-        const TrainerCall call(t);
+        const Turn turn(t);
         scores = evaluate(t);
     }
     py::dict all;
-    for (const Score& score : scores) {
-        py::dict d;
-        d["accuracy"] = score.accuracy;
-        d["accuracy_norm"] = score.accuracy_norm;
-        d["questions"] = score.questions;
-        all[score.task.c_str()] = d;
-    }
+    for (const Score& score : scores)
+        all[score.task.c_str()] =
+            py::dict("accuracy"_a = score.accuracy, "accuracy_norm"_a = score.accuracy_norm,
+                     "questions"_a = score.questions);
     return all;
 }
 
@@ -151,7 +135,7 @@ py::dict parameters(LockedTrainer& t) {
         to.push_back(values.mutable_data());
         all[p.name.c_str()] = values;
     }
-    const TrainerCall call(t);
+    const Turn turn(t);
     size_t next = 0;
     visit_weights(t,
                   [&](const Parameter&, const Tensor& weight) { copy_as(DType::f32, to[next++], weight); });
@@ -159,13 +143,13 @@ py::dict parameters(LockedTrainer& t) {
 }
 
 void save_as(LockedTrainer& t, const std::string& directory) {
-    const TrainerCall call(t);
+    const Turn turn(t);
     save_to(t, directory);
 }
 
 // Into the checkpoints from now on, in place of the model's file of this name.
 void carry(LockedTrainer& t, const std::string& name, const std::string& text) {
-    const TrainerCall call(t);
+    const Turn turn(t);
     replace_tokenizer_file(t.tokenizer_files, name, text);
 }
 
@@ -185,14 +169,14 @@ void define_trainer(py::module_& m) {
         .def("validate", &loss_of)
         .def("validate",
              [](LockedTrainer& t) {
-                 const TrainerCall call(t);
+                 const Turn turn(t);
                  return validate(t);
              })
         .def("evaluate", &scores_of)
         .def("sample",
              [](LockedTrainer& t, std::vector<int32_t> prompt, int64_t count, double temperature,
                 int64_t top_k) {
-                 const TrainerCall call(t);
+                 const Turn turn(t);
                  return sample(t, std::move(prompt), count, temperature, top_k);
              })
         .def("text_of", [](const LockedTrainer& t,

@@ -70,11 +70,6 @@ bool take(double& to, const json& value) {
     to = value.get<double>();
     return std::isfinite(to);
 }
-bool take(bool& to, const json& value) {
-    if (!value.is_boolean()) return false;
-    to = value.get<bool>();
-    return true;
-}
 bool take(std::vector<std::string>& to, const json& value) {
     if (!value.is_array()) return false;
     to.resize(value.size());
@@ -94,6 +89,12 @@ template <class E>
 bool take(E& to, const json& value) {
     return take_choice(to, value);
 }
+// A switch of the command line, or off and on.
+bool take(bool& to, const json& value) {
+    if (!value.is_boolean()) return value.is_string() && take_choice(to, value);
+    to = value.get<bool>();
+    return true;
+}
 bool take(DType& to, const json& value) {
     to = float_dtype(value.get<std::string>());
     return true;
@@ -104,10 +105,6 @@ bool take(std::optional<std::string>& to, const json& value) {
     if (text.empty()) fail("expected auto, none or a path, found \"\"");
     to = text == "auto" ? std::nullopt : std::optional(text == "none" ? "" : text);
     return true;
-}
-bool take(std::optional<bool>& to, const json& value) {
-    to.reset();
-    return value == "auto" || take_choice(to.emplace(), value);
 }
 template <class T>
 bool take(std::optional<T>& to, const json& value) {
@@ -135,7 +132,7 @@ bool take(MemorySize& to, const json& value) {
 
 template <class T>
 json as_json(const T& value) {
-    if constexpr (std::is_enum_v<T>)
+    if constexpr (std::is_enum_v<T> || std::is_same_v<T, bool>)
         return texts<T>[static_cast<size_t>(value)];
     else
         return value;
@@ -145,9 +142,6 @@ json as_json(DType value) {
 }
 json as_json(const std::optional<std::string>& value) {
     return !value ? "auto" : value->empty() ? "none" : *value;
-}
-json as_json(const std::optional<bool>& value) {
-    return value ? texts<bool>[*value] : "auto";
 }
 template <class T>
 json as_json(const std::optional<T>& value) {
@@ -170,79 +164,39 @@ FlagField field(T Options::* member) {
     return {[member](Options& o, const json& value) { return take(o.*member, value); },
             [member](const Options& o) { return as_json(o.*member); }};
 }
-FlagField on_off(bool Options::* member) {
-    return {[member](Options& o, const json& value) { return take_choice(o.*member, value); },
-            [member](const Options& o) { return json(texts<bool>[o.*member]); }};
+using Fields = std::map<std::string, FlagField>;
+template <class... Rows>
+Fields table_of(const Rows&... rows) {
+    return {rows...};
+}
+// By the names of the members of Options.
+const Fields& fields() {
+#define LLAMAC_FLAG(member) Fields::value_type(#member, field(&Options::member))
+    static const Fields all = table_of(
+        LLAMAC_FLAG(config), LLAMAC_FLAG(print_config), LLAMAC_FLAG(list_kernels), LLAMAC_FLAG(dry_run),
+        LLAMAC_FLAG(device_memory), LLAMAC_FLAG(model), LLAMAC_FLAG(init), LLAMAC_FLAG(train_data),
+        LLAMAC_FLAG(val_data), LLAMAC_FLAG(tokenizer), LLAMAC_FLAG(document_mask), LLAMAC_FLAG(seq_len),
+        LLAMAC_FLAG(batch_size), LLAMAC_FLAG(total_batch_size), LLAMAC_FLAG(seed), LLAMAC_FLAG(data_skip),
+        LLAMAC_FLAG(steps), LLAMAC_FLAG(lr), LLAMAC_FLAG(min_lr_frac), LLAMAC_FLAG(warmup_steps),
+        LLAMAC_FLAG(schedule), LLAMAC_FLAG(weight_decay), LLAMAC_FLAG(beta1), LLAMAC_FLAG(beta2),
+        LLAMAC_FLAG(grad_clip), LLAMAC_FLAG(skip_nonfinite), LLAMAC_FLAG(verify_every), LLAMAC_FLAG(dtype),
+        LLAMAC_FLAG(grad_dtype), LLAMAC_FLAG(master_weights), LLAMAC_FLAG(optimizer_state),
+        LLAMAC_FLAG(matmul_dtype), LLAMAC_FLAG(fp8_recipe), LLAMAC_FLAG(fp8_gradients),
+        LLAMAC_FLAG(fp8_weights), LLAMAC_FLAG(fp8_head), LLAMAC_FLAG(fp8_keep_first),
+        LLAMAC_FLAG(fp8_keep_last), LLAMAC_FLAG(recompute), LLAMAC_FLAG(kernel), LLAMAC_FLAG(tune),
+        LLAMAC_FLAG(gemm_cache), LLAMAC_FLAG(graphs), LLAMAC_FLAG(devices), LLAMAC_FLAG(zero),
+        LLAMAC_FLAG(shard_group), LLAMAC_FLAG(reduce_dtype), LLAMAC_FLAG(collective_timeout),
+        LLAMAC_FLAG(out), LLAMAC_FLAG(resume), LLAMAC_FLAG(checkpoint_every), LLAMAC_FLAG(keep_checkpoints),
+        LLAMAC_FLAG(checkpoint_async), LLAMAC_FLAG(log_every), LLAMAC_FLAG(watchdog), LLAMAC_FLAG(val_every),
+        LLAMAC_FLAG(val_steps), LLAMAC_FLAG(eval_every), LLAMAC_FLAG(eval_tasks), LLAMAC_FLAG(sample_every),
+        LLAMAC_FLAG(sample_tokens), LLAMAC_FLAG(sample_temperature), LLAMAC_FLAG(sample_top_k),
+        LLAMAC_FLAG(sample_prompt_ids), LLAMAC_FLAG(profile));
+    return all;
 }
 
-const std::map<std::string, FlagField>& fields() {
-    static const std::map<std::string, FlagField> all = {
-        {"config", field(&Options::config)},
-        {"print-config", field(&Options::print_config)},
-        {"list-kernels", field(&Options::list_kernels)},
-        {"dry-run", field(&Options::dry_run)},
-        {"device-memory", field(&Options::device_memory)},
-        {"model", field(&Options::model)},
-        {"init", field(&Options::init)},
-        {"train-data", field(&Options::train_data)},
-        {"val-data", field(&Options::val_data)},
-        {"tokenizer", field(&Options::tokenizer)},
-        {"document-mask", on_off(&Options::document_mask)},
-        {"seq-len", field(&Options::seq_len)},
-        {"batch-size", field(&Options::batch_size)},
-        {"total-batch-size", field(&Options::total_batch_size)},
-        {"seed", field(&Options::seed)},
-        {"data-skip", field(&Options::data_skip)},
-        {"steps", field(&Options::steps)},
-        {"lr", field(&Options::lr)},
-        {"min-lr-frac", field(&Options::min_lr_frac)},
-        {"warmup-steps", field(&Options::warmup_steps)},
-        {"schedule", field(&Options::schedule)},
-        {"weight-decay", field(&Options::weight_decay)},
-        {"beta1", field(&Options::beta1)},
-        {"beta2", field(&Options::beta2)},
-        {"grad-clip", field(&Options::grad_clip)},
-        {"skip-nonfinite", field(&Options::skip_nonfinite)},
-        {"verify-every", field(&Options::verify_every)},
-        {"dtype", field(&Options::dtype)},
-        {"grad-dtype", field(&Options::grad_dtype)},
-        {"master-weights", on_off(&Options::master_weights)},
-        {"optimizer-state", field(&Options::optimizer_state)},
-        {"matmul-dtype", field(&Options::matmul_dtype)},
-        {"fp8-recipe", field(&Options::fp8_recipe)},
-        {"fp8-gradients", field(&Options::fp8_gradients)},
-        {"fp8-weights", field(&Options::fp8_weights)},
-        {"fp8-head", on_off(&Options::fp8_head)},
-        {"fp8-keep-first", field(&Options::fp8_keep_first)},
-        {"fp8-keep-last", field(&Options::fp8_keep_last)},
-        {"recompute", field(&Options::recompute)},
-        {"kernel", field(&Options::kernel)},
-        {"tune", on_off(&Options::tune)},
-        {"gemm-cache", field(&Options::gemm_cache)},
-        {"graphs", field(&Options::graphs)},
-        {"devices", field(&Options::devices)},
-        {"zero", field(&Options::zero)},
-        {"shard-group", field(&Options::shard_group)},
-        {"reduce-dtype", field(&Options::reduce_dtype)},
-        {"collective-timeout", field(&Options::collective_timeout)},
-        {"out", field(&Options::out)},
-        {"resume", field(&Options::resume)},
-        {"checkpoint-every", field(&Options::checkpoint_every)},
-        {"keep-checkpoints", field(&Options::keep_checkpoints)},
-        {"checkpoint-async", field(&Options::checkpoint_async)},
-        {"log-every", field(&Options::log_every)},
-        {"watchdog", field(&Options::watchdog)},
-        {"val-every", field(&Options::val_every)},
-        {"val-steps", field(&Options::val_steps)},
-        {"eval-every", field(&Options::eval_every)},
-        {"eval-tasks", field(&Options::eval_tasks)},
-        {"sample-every", field(&Options::sample_every)},
-        {"sample-tokens", field(&Options::sample_tokens)},
-        {"sample-temperature", field(&Options::sample_temperature)},
-        {"sample-top-k", field(&Options::sample_top_k)},
-        {"sample-prompt-ids", field(&Options::sample_prompt_ids)},
-        {"profile", field(&Options::profile)}};
-    return all;
+std::string member_of(std::string flag) {
+    std::replace(flag.begin(), flag.end(), '-', '_');
+    return flag;
 }
 
 std::string value_name(const json& row) {
@@ -267,7 +221,7 @@ std::vector<FlagRow> read_flags() {
         flag.high_excluded = row.contains("below");
         flag.high = row.value(flag.high_excluded ? "below" : "max", flag.high);
         flag.in_file = row.value("key", true);
-        flag.field = fields().at(flag.name);
+        flag.field = fields().at(member_of(flag.name));
         flags.push_back(flag);
     }
     return flags;

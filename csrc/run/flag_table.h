@@ -10,7 +10,7 @@
 
 namespace llamac {
 
-// The value of a flag as JSON: what a file has for the key, or the default in the table.
+// The value of a flag as JSON, as in a file or in the table.
 struct FlagField {
     std::function<bool(Options& options, const nlohmann::json& value)> set;  // false: a value of another type
     std::function<nlohmann::json(const Options& options)> get;

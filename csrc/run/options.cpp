@@ -164,7 +164,7 @@ void resolve(Options& options) {
             fail("--kernel: expected OP=NAME, found ", quote(choice));
     }
     if (!options.init) options.init = find_weights(options.model).empty() ? Init::random : Init::load;
-    std::error_code none;  // what cannot be looked at is no directory
+    std::error_code none;  // a path without access is no directory
     if (options.init == Init::load && !std::filesystem::is_directory(options.model, none))
         fail("--init load: expected --model to be a Hugging Face directory, found ", quote(options.model));
     const DTypeInfo &weights = info(options.dtype), &gradients = info(options.grad_dtype);

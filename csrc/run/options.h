@@ -24,7 +24,7 @@ struct MemorySize {
 };
 
 // A member per flag: batch_size is the flag --batch-size and the key batch-size. The value auto is std::nullopt; the value
-// none of a path is "". To add a flag, add a row to configs/tables/flags.toml, a member, and its row in flag_table.cpp.
+// none of a path is "". To add a flag, add a row to configs/tables/flags.toml, a member, and its name in flag_table.cpp.
 struct Options {
     // Configuration
     std::string config;

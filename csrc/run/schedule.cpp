@@ -17,7 +17,7 @@ double learning_rate(const Schedule& s, int64_t step) {
         return minimum + 0.5 * (1.0 + std::cos(M_PI * progress)) * (s.lr - minimum);
     if (s.shape == ScheduleShape::linear) return s.lr + (minimum - s.lr) * progress;
     if (s.shape == ScheduleShape::constant) return s.lr;
-    // The last fifth, or what the warm-up leaves of it.
+    // The last fifth, or the part of it after the warm-up.
     const int64_t begin = std::max(s.warmup_steps, s.steps - std::max<int64_t>(1, s.steps / 5));
     if (step <= begin) return s.lr;
     return s.lr + (minimum - s.lr) * static_cast<double>(step - begin) / static_cast<double>(s.steps - begin);

@@ -118,7 +118,7 @@ nlohmann::json to_json(const std::string& path, std::string_view key, const toml
 }  // namespace
 
 std::vector<TomlEntry> read_toml(const std::string& path) {
-    std::error_code none;  // what cannot be looked at is not there
+    std::error_code none;  // a path without access counts as missing
     const bool is_name = path.find('/') == path.npos && !std::filesystem::exists(path, none);
     const EmbeddedFile* const own = is_name ? find_embedded(path) : nullptr;
     const std::string file = own ? "" : read_file(path);

@@ -1,4 +1,4 @@
-// The version of this program, and what it was built with.
+// The version of this program and of its compiler and libraries.
 #pragma once
 #include <string>
 

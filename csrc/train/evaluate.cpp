@@ -47,8 +47,8 @@ double validate(Trainer& t) {
         const std::vector<double> all_ranks = ranks.gather("loss", loss_of_batch(t, B, options.seq_len)),
                                   their_tokens = ranks.gather("targets", static_cast<double>(tokens));
         for (int64_t rank = 0; rank < std::min(ranks.count, batches - first); rank++) {
-            losses[static_cast<size_t>(first + rank)] = all_ranks[static_cast<size_t>(rank)];
-            counted[static_cast<size_t>(first + rank)] = their_tokens[static_cast<size_t>(rank)];
+            losses[first + rank] = all_ranks[rank];
+            counted[first + rank] = their_tokens[rank];
         }
     }
     double sum = 0, rows = 0;

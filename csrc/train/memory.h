@@ -11,14 +11,14 @@ namespace llamac {
 struct MemoryRow {
     std::string group;  // "weights", "activations", ...
     int64_t tensors = 0, bytes = 0;
-    bool is_on_host = false;  // beside what the model computes in: not part of the total
+    bool is_on_host = false;  // not part of the total
 };
 
 // The model's tensors by group, and the memory of the runtime and of other programs.
 std::vector<MemoryRow> memory_rows(const Model& model, bool allocated);
 
 // Throws Error if the planned model does not fit into the free memory of the device: needed, found, and the smallest change of
-// flags with which it fits (train/memory_advice.h).
+// flags with which it fits.
 void check_memory(const Model& model, const Options& options);
 
 // The options with --fp8-weights auto replaced: stored if that plan fits into the free memory of the device.

@@ -17,7 +17,7 @@ namespace llamac {
 
 constexpr const char* copy_name = "copy";
 
-// A call, a copy or a collective: what its stream did between two events.
+// A call, a copy or a collective, between two events on its stream.
 struct ProfiledCall {
     const Operation* op;        // null: a copy or a collective
     const Variant* variant;     // likewise
@@ -25,8 +25,8 @@ struct ProfiledCall {
     std::vector<int64_t> size;  // of the operation's dimensions
     double flops, bytes;
     hipStream_t stream;
-    const Event *begin, *end;
-    size_t step;                  // index of the profiled step
+    const Event *begin = nullptr, *end = nullptr;
+    size_t step = 0;              // index of the profiled step
     double start_us = 0, us = 0;  // from the first step's begin; known once the events are read
 
     bool is_collective() const { return !op && other != copy_name; }
@@ -71,7 +71,7 @@ std::string device_name() {
     return computing_context().backend == Backend::host ? "CPU" : device_properties().name;
 }
 
-// Nanoseconds are what events resolve at best; more digits only make the file longer.
+// Events resolve nanoseconds at best.
 double rounded(double us) {
     return std::round(us * 1e3) / 1e3;
 }
@@ -99,32 +99,18 @@ struct Recording {
         if (depth++ == 0) begin = record(stream);
     }
     void after(const Call& call, const Variant& variant) {
-        if (--depth > 0) return;
-        const Event* end = record(call.launch.stream);
-        spans.push_back({call.op,
-                         &variant,
-                         nullptr,
-                         {call.size, call.size + call.op->dimensions.size()},
-                         least_flops(call),
-                         least_bytes(call),
-                         call.launch.stream,
-                         begin,
-                         end,
-                         steps.size() - 1});
+        std::vector<int64_t> size(call.size, call.size + call.op->dimensions.size());
+        add({call.op, &variant, nullptr, std::move(size), least_flops(call), least_bytes(call),
+             call.launch.stream});
     }
     void after_other(const char* name, int64_t bytes, hipStream_t stream) {
+        add({nullptr, nullptr, name, {}, 0, static_cast<double>(bytes), stream});
+    }
+    void add(ProfiledCall span) {
         if (--depth > 0) return;
-        const Event* end = record(stream);
-        spans.push_back({nullptr,
-                         nullptr,
-                         name,
-                         {},
-                         0,
-                         static_cast<double>(bytes),
-                         stream,
-                         begin,
-                         end,
-                         steps.size() - 1});
+        span.begin = begin, span.end = record(span.stream);
+        span.step = steps.size() - 1;
+        spans.push_back(std::move(span));
     }
 
     void forget_last_step() {

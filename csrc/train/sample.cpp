@@ -78,13 +78,13 @@ struct Batch {
     // for nothing where it is the last.
     void take_argmax() {
         const bool runs_ahead = model.context.backend == Backend::device;
-        if (goes_on()) queue_likeliest(model, last);
+        if (goes_on()) queue_argmax(model, last);
         while (goes_on()) {
             const bool ahead = runs_ahead && may_go_on() && model.cache->end < model.cache->size.positions;
-            if (ahead) queue_likeliest(model);
-            finish_likeliest(model, last);
+            if (ahead) queue_argmax(model);
+            finish_argmax(model, last);
             for (size_t b = 0; b < count; b++) add(b, last[b]);
-            if (!ahead && goes_on()) queue_likeliest(model);
+            if (!ahead && goes_on()) queue_argmax(model);
         }
     }
 };

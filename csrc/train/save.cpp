@@ -178,7 +178,7 @@ std::unique_ptr<AsyncSaves> prepare_async_saves(Trainer& t) {
     const int64_t bytes = copy_row(t).bytes;
     const double needed = static_cast<double>(bytes * ranks.on_this_host()) / (1 << 30),
                  available = available_memory_gib();
-    ranks.barrier();  // no rank allocates before all have read what is available
+    ranks.barrier();  // all ranks read the available memory before any allocates
     std::unique_ptr<PinnedMemory<char>> copy;
     std::string why;
     ranks.together("pinned memory", [&] {

@@ -43,7 +43,7 @@ struct Passes {
             at += batches.back().size();
         }
     }
-    const ChoiceRow& row(int64_t choice) const { return rows[static_cast<size_t>(choice)]; }
+    const ChoiceRow& row(int64_t choice) const { return rows[choice]; }
 };
 
 // Inputs and results of a pass, in host memory.
@@ -102,13 +102,13 @@ std::vector<double> likelihoods(Model& model, const Questions& questions, const 
     const auto count = static_cast<int64_t>(passes.batches.size());
     for (int64_t first = 0; first < count; first += ranks.count) {
         const int64_t number = first + ranks.own;
-        const ChoiceBatch batch = passes.batches[static_cast<size_t>(std::min(number, count - 1))];
+        const ChoiceBatch batch = passes.batches[std::min(number, count - 1)];
         read_batch(model, passes, batch, buffers);
         const int64_t T = passes.row(batch[0]).length;
         for (size_t i = 0; number < count && i < batch.size(); i++) {
             const ChoiceRow& row = passes.row(batch[i]);
             const auto begin = buffers.losses.begin() + static_cast<int64_t>(i) * T;
-            double& log = own[static_cast<size_t>(batch[i])];
+            double& log = own[batch[i]];
             for (int64_t t = row.length - row.counted; t < row.length; t++) log -= double{begin[t]};
         }
         if (between) between();
@@ -129,8 +129,8 @@ Score score(const Questions& q, const std::vector<double>& logs) {
     for (const Question& question : q.questions) {
         values.clear(), normed.clear();
         for (int64_t i = question.first; i < question.first + question.count; i++) {
-            values.push_back(logs[static_cast<size_t>(i)]);
-            normed.push_back(values.back() / static_cast<double>(q.choices[static_cast<size_t>(i)].length));
+            values.push_back(logs[i]);
+            normed.push_back(values.back() / static_cast<double>(q.choices[i].length));
         }
         const auto is_right = [&](const std::vector<double>& of) {  // of equals, the first
             return std::max_element(of.begin(), of.end()) - of.begin() == question.right;

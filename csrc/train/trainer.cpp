@@ -16,7 +16,6 @@
 #include "platform/ranges.h"
 #include "train/evaluate.h"
 #include "train/memory.h"
-#include "train/warnings.h"
 
 namespace llamac {
 namespace {
@@ -87,7 +86,7 @@ void set_initial_weights(Trainer& t) {
     const Options& o = t.options;
     if (!o.resume) t.warn("--resume auto: no checkpoint in " + o.out + ": the run begins at step 0");
     if (o.init == Init::load) return t.warn(load_weights(t.model.parameters, o.model));
-    std::error_code none;  // what cannot be looked at is no directory
+    std::error_code none;  // a path without access is no directory
     if (std::filesystem::is_directory(o.model, none) && find_weights(o.model).empty())
         t.warn("--model " + o.model + ": the directory has no weights; the initial weights are random");
     initialize(t.model.parameters, t.config, static_cast<uint64_t>(o.seed));

@@ -146,7 +146,7 @@ std::vector<Job> jobs_of(const Benchmark& b, const Flags& flags) {
                 op.types.empty() || type_of(op, e, 0) == op.types.front().beside(float_dtype(flags.dtype));
             const bool known = std::any_of(jobs.begin(), jobs.end(),
                                            [&](const Job& j) { return same_types(*j.timed.entry, e); });
-            if (v.backend != Backend::device || !in_type || known) continue;
+            if (v.backend() != Backend::device || !in_type || known) continue;
             const Case c = make_case(op, e, size, 0, false, flags_left_out(op), nulls);
             jobs.push_back({&b, c, with_fewer_rows(c), type_label(op, e) + left_out, flags.documents});
         }
@@ -273,7 +273,7 @@ Result time_job(const Job& job, const Flags& flags, Checker& checker) {
     const Call call{c.op, operands.sets[0].data(), c.scalars.data(), c.size.data(), {}};
     Result result{{}, least_bytes(call), least_flops(call)};
     for (const Variant& v : c.op->variants) {
-        if (v.backend != Backend::device || !has_types_of(v, c)) continue;
+        if (v.backend() != Backend::device || !has_types_of(v, c)) continue;
         if (!flags.variant.empty() && flags.variant != v.name) continue;
         if (!v.supports(call)) continue;
         const std::vector<int> blocks = v.threads.empty() ? std::vector<int>{0} : v.threads;

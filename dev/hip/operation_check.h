@@ -110,7 +110,7 @@ struct Run {
     std::string wrong;  // what was written that should not be
 };
 inline Run run_variant(const Case& c, const Variant& v, int threads, const Alias* alias = nullptr) {
-    const bool device = v.backend == Backend::device;
+    const bool device = v.backend() == Backend::device;
     std::vector<Memory> memory(c.values.size());
     std::vector<Tensor> tensors(c.values.size());
     for (size_t i = 0; i < c.values.size(); i++) {
@@ -127,7 +127,7 @@ inline Run run_variant(const Case& c, const Variant& v, int threads, const Alias
     r.supported = v.supports({c.op, tensors.data(), c.scalars.data(), c.size.data(), {}});
     if (!r.supported) return r;
     set_threads(threads);
-    run(*c.op, tensors, c.scalars, {v.backend}, v.name, block_size(c, v));
+    run(*c.op, tensors, c.scalars, {v.backend()}, v.name, block_size(c, v));
     if (device) CHECK(hipDeviceSynchronize());
     for (size_t i = 0; device && i < tensors.size(); i++)
         if (!c.absent[i]) memory[i].from_device();

@@ -77,7 +77,7 @@ void record_scales(Recorder& recorder, const Model& model) {
     const Fp8State& fp8 = *model.fp8;
     if (fp8.inverses.empty()) return recorder.add("fp8.scale", fp8.scale);
     for (int64_t slot = 0; slot < fp8.slots; slot++) {
-        const RowInverses& inverses = fp8.inverses[static_cast<size_t>(slot)];
+        const BothOrientations& inverses = fp8.inverses[slot];
         recorder.add("fp8.inverse." + slot_name(model.config, slot) + ".rows", inverses.rows);
         recorder.add("fp8.inverse." + slot_name(model.config, slot) + ".transposed", inverses.transposed);
     }

@@ -33,23 +33,42 @@ std::string list(const std::vector<std::string>& names) {
     return text;
 }
 
+// The members of a call: a line for neighbours of one type and shape.
+struct Members {
+    std::string text, type, comment;
+
+    void add(const std::string& its_type, const std::string& name, const std::string& its_comment) {
+        if (its_type == type && its_comment == comment) {
+            text += ", " + name;
+            return;
+        }
+        end();
+        type = its_type, comment = its_comment;
+        text += "    " + type + " " + name;
+    }
+    void end() {
+        if (!type.empty()) text += ";" + comment + "\n";
+    }
+};
+
 std::string declare(const Operation& op) {
     const std::string type = type_of(op);
-    std::string text = "\n// " + std::string(op.summary) + "\nstruct " + type + " {\n";
+    Members members;
     std::vector<std::string> operands, scalars;
     for (const Operand& o : op.operands) {
-        text += std::string("    ") + (o.nullable ? "Tensor " : "Required ") + o.name +
-                (o.nullable ? " = {}" : "") + ";  // " + comment_of(op, o) + "\n";
+        members.add(o.nullable ? "Tensor" : "Required", o.name + (o.nullable ? " = {}" : ""),
+                    "  // " + comment_of(op, o));
         operands.push_back(o.name);
     }
     for (const ScalarInfo& s : op.scalars) {
-        text += std::string("    ") +
-                (s.kind == 'f'   ? "Real "
-                 : s.kind == 'i' ? "Integer "
-                                 : "Flag ") +
-                s.name + (s.missing ? " = " + missing_text(s) : "") + ";\n";
+        members.add(s.kind == 'f'   ? "Real"
+                    : s.kind == 'i' ? "Integer"
+                                    : "Flag",
+                    s.name + (s.missing ? " = " + missing_text(s) : ""), "");
         scalars.push_back(s.name);
     }
+    members.end();
+    std::string text = "\n// " + std::string(op.summary) + "\nstruct " + type + " {\n" + members.text;
     text += "};\ninline void " + op.name + "(const Context& context, const " + type + "& call) {\n";
     text += "    run_by_name<\"" + op.name + "\">(context, {" + list(operands) + "}, {" + list(scalars) +
             "});\n}\n";
@@ -63,22 +82,8 @@ std::string declarations() {
         "// edited. docs/operations.md explains types and shapes.\n"
         "// clang-format off\n"
         "#pragma once\n"
-        "#include <algorithm>\n"
-        "#include <initializer_list>\n\n"
         "#include \"core/typed_call.h\"\n\n"
-        "namespace llamac {\n\n"
-        "template <size_t size>\n"
-        "struct OperationName {\n"
-        "    char text[size];\n"
-        "    constexpr OperationName(const char (&name)[size]) { std::copy_n(name, size, text); }\n"
-        "};\n"
-        "// Looks the operation up once.\n"
-        "template <OperationName name>\n"
-        "void run_by_name(const Context& context, std::initializer_list<Tensor> tensors, "
-        "std::initializer_list<Scalar> scalars) {\n"
-        "    static const Operation& operation = find_operation(name.text);\n"
-        "    run(operation, {tensors.begin(), tensors.size()}, {scalars.begin(), scalars.size()}, context);\n"
-        "}\n";
+        "namespace llamac {\n";
     for (const Operation* op : operations()) text += declare(*op);
     return text + "\n}  // namespace llamac\n";
 }

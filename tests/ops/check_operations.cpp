@@ -66,7 +66,7 @@ std::string compare_aliases(const Case& c, const Variant& v, const Run& first) {
 
 // Empty, or how the bits of other runs differ from the first one's.
 std::string compare_runs(const Case& c, const Variant& v, const Run& first) {
-    const bool device = v.backend == Backend::device;
+    const bool device = v.backend() == Backend::device;
     if (run_variant(c, v, 2).bits != first.bits) return "a second run gives other bits";
     if (!device && !v.bits_depend_on_threads && run_variant(c, v, 1).bits != first.bits)
         return "the bits depend on the number of threads";
@@ -227,7 +227,7 @@ int main(int argc, char** argv) {
                 if ((!only || op->name == only) && (!variant || std::strcmp(v.name, variant) == 0) &&
                     !injected == (std::strcmp(v.name, "fault") != 0) &&
                     (!where ||
-                     v.backend == (std::strcmp(where, "host") == 0 ? Backend::host : Backend::device)) &&
+                     v.backend() == (std::strcmp(where, "host") == 0 ? Backend::host : Backend::device)) &&
                     !((tally.once || injected) && has_sizes_of_another(v, e)))
                     check_instantiation(*op, v, e, tally);
     std::printf("%d passed, %d failed\n", tally.passed, tally.failed);

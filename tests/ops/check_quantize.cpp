@@ -94,8 +94,8 @@ struct Pair {
 
 bool runs(const char* operation, const std::vector<Tensor>& tensors, const std::vector<Scalar>& scalars,
           const Variant& variant) {
-    const std::string error =
-        error_of([&] { run(find_operation(operation), tensors, scalars, {variant.backend}, variant.name); });
+    const std::string error = error_of(
+        [&] { run(find_operation(operation), tensors, scalars, {variant.backend()}, variant.name); });
     if (!error.empty() && error.find("does not take these shapes") == error.npos) fail(error);
     return error.empty();
 }
@@ -106,7 +106,7 @@ std::vector<Tensor> joined(std::vector<Tensor> a, const std::vector<Tensor>& b) 
 }
 
 bool is_for_this_device(const Variant& v) {
-    return v.backend == Backend::device || device_properties().emulated;
+    return v.backend() == Backend::device || device_properties().emulated;
 }
 
 // The codes as the fused one takes them.
@@ -127,9 +127,9 @@ void compare(const Pair& pair, DType type, float scale_value) {
         if (!runs(pair.plain, joined(pair.outputs, pair.inputs), pair.scalars, v)) continue;
         for (const unsigned wanted : {15u, 1u, 2u, 4u, 8u, 3u}) {
             const Codes expected(type, N, C, wanted), found(type, N, C, wanted);
-            const char* const by = v.backend == Backend::host ? "cpu" : "naive";
+            const char* const by = v.backend() == Backend::host ? "cpu" : "naive";
             run(find_operation("quantize"), joined(expected.tensors(), {pair.result, scale.tensor}), {},
-                {v.backend}, by);
+                {v.backend()}, by);
             const std::vector<Tensor> outputs = by_head(found.tensors(), pair.heads);
             if (!runs(pair.fused, joined(joined(outputs, pair.fused_inputs), {scale.tensor}),
                       pair.fused_scalars, v))
@@ -246,7 +246,7 @@ TEST(check_adamw) {
                             squares.tensor, lr.tensor, step.tensor, guard.tensor},
                            scalars, v);
                 run(find_operation("quantize"), joined(codes.tensors(), {w.tensor, scale.tensor}), {},
-                    {v.backend}, v.backend == Backend::host ? "cpu" : "naive");
+                    {v.backend()}, v.backend() == Backend::host ? "cpu" : "naive");
             }
             if (ran) bits = w.bits() + master.bits() + m.bits() + v2.bits() + codes.bits();
             return ran;

@@ -179,7 +179,7 @@ inline void inject() {
         Operation& o = find_operation(op->name);
         for (const Variant& v : std::vector<Variant>(o.variants)) {
             if (std::strcmp(v.name, "reference") != 0) continue;
-            Variant fault{"fault", injected->name, Backend::host, v.instantiations, v.supports};
+            Variant fault{"fault", injected->name, v.instantiations, v.supports};
             for (Instantiation& e : fault.instantiations) e.launch = launch_fault;
             o.variants.push_back(fault);
         }

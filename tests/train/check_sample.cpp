@@ -143,12 +143,12 @@ TEST(check_likeliest) {
     std::vector<int32_t> first(1), second(1);
     begin_sequences(m, {&length, 1});
     prefill(m, 0, prompts[0], logits);
-    queue_likeliest(m, {found[0].data(), 1});
-    queue_likeliest(m);
-    finish_likeliest(m, first);
-    finish_likeliest(m, second);
+    queue_argmax(m, {found[0].data(), 1});
+    queue_argmax(m);
+    finish_argmax(m, first);
+    finish_argmax(m, second);
     check(first[0] == found[0][1] && second[0] == found[0][2], "two passes under way");
-    queue_likeliest(m);
+    queue_argmax(m);
     begin_sequences(m, {&length, 1});
     check(m.cache->slots->finished == m.cache->slots->queued, "a pass that nobody waits for is left");
 }

@@ -44,10 +44,10 @@ TEST(check_every_bit) {
     for (size_t i = 0; i < x.size(); i++) x[i] = static_cast<uint16_t>(i * i * 40503);
     const auto expected = hash_of(x);
     for (const Variant& v : find_operation("hash").variants) {
-        if (v.backend == Backend::host && !device_properties().emulated) continue;
+        if (v.backend() == Backend::host && !device_properties().emulated) continue;
         check(hash_of(x, v.name) == expected, std::string(v.name) + ": its hash");
         int unseen = 0;
-        for (size_t bit = 0; bit < 16 * x.size(); bit += v.backend == Backend::host ? 1 : 7) {
+        for (size_t bit = 0; bit < 16 * x.size(); bit += v.backend() == Backend::host ? 1 : 7) {
             flip(x, bit);
             unseen += hash_of(x, v.name) == expected;
             flip(x, bit);

@@ -206,8 +206,7 @@ void attention_forward_naive(View<T, 4> out, View<float, 3> lse, View<const T, 4
     const int64_t rows = q.shape[0] * q.shape[1] * q.shape[2];
     launch(grid_over(parts.scores, context), attention_forward_naive_kernel_scores<T>, parts.scores, q,
            parts.k, scale, visible);
-    launch(Grid(blocks_for(rows, context.threads), context.threads, context.stream),
-           attention_forward_naive_kernel_softmax, lse, parts.scores, visible);
+    launch(context.grid(rows), attention_forward_naive_kernel_softmax, lse, parts.scores, visible);
     launch(grid_over(out, context), attention_forward_naive_kernel<T>, out, parts.scores, parts.v, visible);
 }
 

@@ -97,10 +97,9 @@ int64_t library_workspace(const Call&) {
 
 LibraryEntries library_instantiations() {
 #if defined(LLAMAC_BLASLT)
-    return {instantiations<matmul_forward_library<float>, matmul_forward_library<bf16>>(),
-            instantiations<matmul_backward_input_library<float>, matmul_backward_input_library<bf16>>(),
-            instantiations<matmul_backward_weight_library<float, float>,
-                           matmul_backward_weight_library<bf16, float>,
+    return {instantiations<LLAMAC_FLOATS(matmul_forward_library)>(),
+            instantiations<LLAMAC_FLOATS(matmul_backward_input_library)>(),
+            instantiations<LLAMAC_FLOATS(matmul_backward_weight_library, float),
                            matmul_backward_weight_library<bf16, bf16>>()};
 #else
     return {};

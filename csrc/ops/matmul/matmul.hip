@@ -95,30 +95,23 @@ struct Launchers {
 };
 std::vector<Variant> variants_of(const Launchers& of) {
     std::vector<Variant> variants = {
-        {"few_rows", "dot products with weights as they lie", Backend::host, of.few_rows,
-         few_rows_constraints},
-        {"cpu", "packed product, register tiles", Backend::host, of.cpu},
+        {"few_rows", "dot products with weights as they lie", of.few_rows, few_rows_constraints},
+        {"cpu", "packed product, register tiles", of.cpu},
         {.name = "blas",
          .idea = "the system's CBLAS",
-         .backend = Backend::host,
          .instantiations = of.blas,
          .bits_depend_on_threads = true},
-        {"vectorized",
-         "one to four warps per row of the weight, 128-bit accesses",
-         Backend::device,
-         of.vectorized,
-         vectorized_constraints,
-         {128, 256, 512}},
+        {"vectorized", "one to four warps per row of the weight, 128-bit accesses", of.vectorized,
+         vectorized_constraints, blocks_of(128, 256, 512)},
         {.name = "library",
          .idea = "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
-         .backend = Backend::device,
          .instantiations = of.library,
          .supports = of.library_constraints,
          .workspace = library_workspace},
-        {"tiled", "blocks on matrix cores, copies ahead of use, 128-bit accesses", Backend::device, of.tiled,
+        {"tiled", "blocks on matrix cores, copies ahead of use, 128-bit accesses", of.tiled,
          tiled_constraints},
-        {"naive", "one thread per element", Backend::device, of.naive},
-        {"reference", "plain loops", Backend::host, of.reference}};
+        {"naive", "one thread per element", of.naive},
+        {"reference", "plain loops", of.reference}};
     std::erase_if(variants, [](const Variant& v) { return v.instantiations.empty(); });
     return variants;
 }
@@ -139,17 +132,16 @@ Operation matmul_forward(
     " grad residual = grad out" LLAMAC_MATMUL_TESTS,
     "out = x * transposed weight (+ residual)",
     variants_of(
-        {.few_rows = instantiations<matmul_forward_few_rows<float>, matmul_forward_few_rows<bf16>,
-                                    matmul_forward_few_rows<double>>(),
-         .cpu = instantiations<matmul_forward_cpu<float>, matmul_forward_cpu<bf16>,
-                               matmul_forward_cpu<double>>(),
+        {.few_rows =
+             instantiations<LLAMAC_FLOATS(matmul_forward_few_rows), matmul_forward_few_rows<double>>(),
+         .cpu = instantiations<LLAMAC_FLOATS(matmul_forward_cpu), matmul_forward_cpu<double>>(),
          .blas = blas_instantiations().forward,
-         .vectorized = instantiations<matmul_forward_vectorized<float>, matmul_forward_vectorized<bf16>>(),
+         .vectorized = instantiations<LLAMAC_FLOATS(matmul_forward_vectorized)>(),
          .library = library_instantiations().forward,
          .tiled = instantiations<matmul_forward_tiled>(),
-         .naive = instantiations<matmul_forward_naive<float>, matmul_forward_naive<bf16>>(),
-         .reference = instantiations<matmul_forward_reference<float>, matmul_forward_reference<bf16>,
-                                     matmul_forward_reference<double>>(),
+         .naive = instantiations<LLAMAC_FLOATS(matmul_forward_naive)>(),
+         .reference =
+             instantiations<LLAMAC_FLOATS(matmul_forward_reference), matmul_forward_reference<double>>(),
          .library_constraints = forward_library_constraints}),
     flops);
 
@@ -158,15 +150,13 @@ Operation matmul_backward_input(
     "(dx: T[N,C]; dout: T[N,K], weight: T[K,C]) rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
     "dx = dout * weight",
     variants_of(
-        {.cpu = instantiations<matmul_backward_input_cpu<float>, matmul_backward_input_cpu<bf16>,
-                               matmul_backward_input_cpu<double>>(),
+        {.cpu = instantiations<LLAMAC_FLOATS(matmul_backward_input_cpu), matmul_backward_input_cpu<double>>(),
          .blas = blas_instantiations().backward_input,
          .library = library_instantiations().backward_input,
          .tiled = instantiations<matmul_backward_input_tiled>(),
-         .naive = instantiations<matmul_backward_input_naive<float>, matmul_backward_input_naive<bf16>>(),
-         .reference =
-             instantiations<matmul_backward_input_reference<float>, matmul_backward_input_reference<bf16>,
-                            matmul_backward_input_reference<double>>(),
+         .naive = instantiations<LLAMAC_FLOATS(matmul_backward_input_naive)>(),
+         .reference = instantiations<LLAMAC_FLOATS(matmul_backward_input_reference),
+                                     matmul_backward_input_reference<double>>(),
          .library_constraints = backward_input_library_constraints}),
     flops);
 
@@ -175,21 +165,18 @@ Operation matmul_backward_weight(
     "(dweight: G[K,C] adds_if(accumulate); dout: T[N,K], x: T[N,C]; accumulate: bool)"
     " rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
     "dweight = transposed dout * x",
-    variants_of(
-        {.cpu = instantiations<
-             matmul_backward_weight_cpu<float, float>, matmul_backward_weight_cpu<bf16, float>,
-             matmul_backward_weight_cpu<bf16, bf16>, matmul_backward_weight_cpu<double, double>>(),
-         .blas = blas_instantiations().backward_weight,
-         .library = library_instantiations().backward_weight,
-         .tiled = instantiations<matmul_backward_weight_tiled<float>, matmul_backward_weight_tiled<bf16>>(),
-         .naive = instantiations<matmul_backward_weight_naive<float, float>,
-                                 matmul_backward_weight_naive<bf16, float>,
-                                 matmul_backward_weight_naive<bf16, bf16>>(),
-         .reference = instantiations<matmul_backward_weight_reference<float, float>,
-                                     matmul_backward_weight_reference<bf16, float>,
-                                     matmul_backward_weight_reference<bf16, bf16>,
-                                     matmul_backward_weight_reference<double, double>>(),
-         .library_constraints = backward_weight_library_constraints}),
+    variants_of({.cpu = instantiations<LLAMAC_FLOATS(matmul_backward_weight_cpu, float),
+                                       matmul_backward_weight_cpu<bf16, bf16>,
+                                       matmul_backward_weight_cpu<double, double>>(),
+                 .blas = blas_instantiations().backward_weight,
+                 .library = library_instantiations().backward_weight,
+                 .tiled = instantiations<LLAMAC_FLOATS(matmul_backward_weight_tiled)>(),
+                 .naive = instantiations<LLAMAC_FLOATS(matmul_backward_weight_naive, float),
+                                         matmul_backward_weight_naive<bf16, bf16>>(),
+                 .reference = instantiations<LLAMAC_FLOATS(matmul_backward_weight_reference, float),
+                                             matmul_backward_weight_reference<bf16, bf16>,
+                                             matmul_backward_weight_reference<double, double>>(),
+                 .library_constraints = backward_weight_library_constraints}),
     flops);
 
 }  // namespace

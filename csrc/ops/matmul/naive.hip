@@ -42,24 +42,24 @@ template <class T>
 void matmul_forward_naive(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
                           View<const T, 2> residual, LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1], K = weight.shape[0];
-    launch(Grid(blocks_for(N * K, context.threads), context.threads, context.stream),
-           matmul_forward_naive_kernel<T>, out.data, x.data, weight.data, residual.data, N, C, K);
+    launch(context.grid(N * K), matmul_forward_naive_kernel<T>, out.data, x.data, weight.data, residual.data,
+           N, C, K);
 }
 
 template <class T>
 void matmul_backward_input_naive(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
                                  LaunchContext context) {
     const int64_t N = dout.shape[0], K = dout.shape[1], C = weight.shape[1];
-    launch(Grid(blocks_for(N * C, context.threads), context.threads, context.stream),
-           matmul_backward_input_naive_kernel<T>, dx.data, dout.data, weight.data, N, C, K);
+    launch(context.grid(N * C), matmul_backward_input_naive_kernel<T>, dx.data, dout.data, weight.data, N, C,
+           K);
 }
 
 template <class T, class G>
 void matmul_backward_weight_naive(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
                                   bool accumulate, LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1], K = dout.shape[1];
-    launch(Grid(blocks_for(K * C, context.threads), context.threads, context.stream),
-           matmul_backward_weight_naive_kernel<T, G>, dweight.data, dout.data, x.data, N, C, K, accumulate);
+    launch(context.grid(K * C), matmul_backward_weight_naive_kernel<T, G>, dweight.data, dout.data, x.data, N,
+           C, K, accumulate);
 }
 
 template decltype(matmul_forward_naive<float>) matmul_forward_naive<float>;

@@ -94,9 +94,8 @@ void scaled_matmul_naive(View<T, 2> out, View<const P, 2> a, View<const Q, 2> b,
                          View<const float, 1> b_scale, View<const T, 2> residual, bool accumulate, int64_t,
                          LaunchContext context) {
     const int64_t N = out.shape[0], K = out.shape[1], C = a.shape[1];
-    launch(Grid(blocks_for(N * K, context.threads), context.threads, context.stream),
-           scaled_matmul_naive_kernel<T, P, Q>, out.data, a.data, b.data, a_scale.data, b_scale.data,
-           residual.data, N, K, C, a_scale.shape[0] > 1, b_scale.shape[0] > 1, accumulate);
+    launch(context.grid(N * K), scaled_matmul_naive_kernel<T, P, Q>, out.data, a.data, b.data, a_scale.data,
+           b_scale.data, residual.data, N, K, C, a_scale.shape[0] > 1, b_scale.shape[0] > 1, accumulate);
 }
 
 // ---- library: the vendor's
@@ -179,12 +178,11 @@ int64_t library_workspace_bytes(const Call&) {
     LLAMAC_PAIRS_OF(LAUNCHER, T, e4m3, e5m2), LLAMAC_PAIRS_OF(LAUNCHER, T, e4m3fnuz, e5m2fnuz)
 std::vector<Variant> variants() {
     std::vector<Variant> all = {
-        {"cpu", "packed product of floats", Backend::host,
+        {"cpu", "packed product of floats",
          instantiations<LLAMAC_PAIRS(scaled_matmul_cpu, float), LLAMAC_PAIRS(scaled_matmul_cpu, bf16)>()},
 #if defined(LLAMAC_BLASLT)
         {.name = "library",
          .idea = "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
-         .backend = Backend::device,
          .instantiations = instantiations<LLAMAC_PAIRS(scaled_matmul_library, float),
                                           LLAMAC_PAIRS(scaled_matmul_library, bf16)>(),
          .supports = {"a product that the library takes, C and K multiples of 16, operands aligned to 16 "
@@ -193,15 +191,15 @@ std::vector<Variant> variants() {
                       library_supports},
          .workspace = library_workspace_bytes},
 #endif
-        {"tiled", "blocks on matrix cores, copies ahead of use, 128-bit accesses", Backend::device,
+        {"tiled", "blocks on matrix cores, copies ahead of use, 128-bit accesses",
          instantiations<LLAMAC_PAIRS(scaled_matmul_tiled, float), LLAMAC_PAIRS(scaled_matmul_tiled, bf16)>(),
          Constraints{
              "fp8 of the form that the device multiplies, C and K multiples of 16, N, C and K at most "
              "2^30, operands aligned to 16 bytes, residual or accumulate alone",
              scaled_tiled_supports}},
-        {"naive", "one thread per element", Backend::device,
+        {"naive", "one thread per element",
          instantiations<LLAMAC_PAIRS(scaled_matmul_naive, float), LLAMAC_PAIRS(scaled_matmul_naive, bf16)>()},
-        {"reference", "plain loops", Backend::host,
+        {"reference", "plain loops",
          instantiations<LLAMAC_PAIRS(scaled_matmul_reference, float),
                         LLAMAC_PAIRS(scaled_matmul_reference, bf16),
                         scaled_matmul_reference<double, double, double>>()}};

@@ -37,8 +37,7 @@ constexpr size_t stack_bytes = 128 << 10;
 constexpr int max_threads_per_block = 1024;
 Order current_order = Order::forward;
 
-// What ThreadSanitizer is told. This file is compiled without it (cpu.cmake): the scheduler's own accesses
-// are no part of the program that is checked.
+// Annotations for ThreadSanitizer. This file is compiled without it (cpu.cmake), because the scheduler is not checked.
 #if defined(LLAMAC_RACES)
 constexpr bool races = true;
 void* this_fiber() {
@@ -121,9 +120,8 @@ struct Shared {
     std::unique_ptr<char[]> memory;
 };
 
-// Addresses that stand for an order between accesses: what was before a barrier is before what comes after.
-// Two, as a thread may reach the next barrier before another has left this one; new ones a block, as blocks
-// have no order among each other.
+// Addresses that order accesses before and after a barrier. Two, because a thread may reach the next barrier before another
+// leaves this one; new ones per block, because blocks have no order.
 struct Fences {
     int64_t barrier[2];
 };
@@ -278,7 +276,7 @@ bool pass_barrier() {
 // and those of equal index in neighbouring blocks different ones: there is one fiber more than threads.
 Worker* worker_of(int thread) {
     if (!races) return nullptr;
-    return block->workers[static_cast<size_t>((thread + block->blocks) % (block->count + 1))].get();
+    return block->workers[(thread + block->blocks) % (block->count + 1)].get();
 }
 
 void start_threads() {
@@ -324,7 +322,7 @@ void prepare(dim3 blocks, dim3 threads, size_t shared_bytes, Site site, void (*b
     block->argument = argument;
     while (races && block->workers.size() <= static_cast<size_t>(block->count)) new_worker();
     release(block);
-    for (int i = 0; races && i <= block->count; i++) {  // what was before the launch is before its threads
+    for (int i = 0; races && i <= block->count; i++) {  // the launch follows earlier accesses
         enter(block->workers[i]->race_fiber);
         acquire(block);
         enter(block->race_fiber);

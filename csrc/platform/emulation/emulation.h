@@ -121,7 +121,6 @@ inline char* dynamic_shared_memory() {
     return emulation::dynamic_shared_memory();
 }
 
-// Whether it is so in any lane of the warp.
 inline bool any_lane(bool so, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     const auto vote = [](void* const* lanes, emulation::Site) {
         bool any = false;
@@ -136,8 +135,6 @@ inline bool any_lane(bool so, const char* file = __builtin_FILE(), int line = __
 inline void grid_dependency_wait() {}
 inline void grid_dependents_start() {}
 
-// The same number, but what is computed from it is computed anew: addresses that the compiler would otherwise
-// keep in registers through a loop.
 inline int optimization_barrier(int x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -146,7 +143,6 @@ template <class V>
 void store_vector(V* p, V v) {
     *p = v;
 }
-// 2^x in one instruction, to 2 ulp; results below the smallest normal number are 0.
 inline float fast_exp2(float x) {
     return std::exp2(x);
 }
@@ -156,15 +152,12 @@ inline float fast_sqrt(float x) {
 inline float fast_reciprocal(float x) {
     return 1.0f / x;
 }
-// As optimization_barrier, for a number that is the same in all lanes.
 inline int optimization_barrier_uniform(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
-// The compiler moves no load up or down across this: each would hold registers for longer.
 inline void scheduling_barrier() {}
 inline void issue_loads() {}
-// p[i] += x[i], four of them, whatever else adds there: in no order.
 inline void add_to_memory(float* p, const float* x) {
     for (int i = 0; i < 4; i++) {
         uint32_t* const word = reinterpret_cast<uint32_t*>(p + i);
@@ -285,7 +278,7 @@ inline hipError_t hipHostMalloc(void** p, size_t bytes) {
 inline hipError_t hipHostFree(void* p) {
     return hipFree(p);
 }
-// The machine's memory: what is in use is the system's to page.
+// The machine's memory, used or not.
 hipError_t hipMemGetInfo(size_t* free, size_t* total);
 inline hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyKind) {
     std::memcpy(to, from, bytes);

@@ -132,7 +132,7 @@ inline SharedAddress shared_address(const char* p) {
 inline SharedAddress settled(SharedAddress p) {
     return p;
 }
-// Each lane reads the row whose address it brings: the sanitizers see who reads what.
+// Each lane reads the row at its address, so that the sanitizers see the access.
 template <bool transposed>
 void ldmatrix(uint32_t (&out)[4], const char* row, const char* file = __builtin_FILE(),
               int line = __builtin_LINE()) {

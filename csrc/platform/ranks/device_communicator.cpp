@@ -5,6 +5,7 @@
 #if defined(LLAMAC_NCCL)
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #if __has_include(<rccl/rccl.h>)
@@ -16,6 +17,8 @@
 namespace llamac {
 namespace {
 
+#define CHECK_NCCL(call) check_call(call, #call)
+
 struct DeviceCommunicator : Communicator {
     ncclComm_t ranks = nullptr;
     int* barrier_cell = nullptr;  // on the device
@@ -24,11 +27,10 @@ struct DeviceCommunicator : Communicator {
 
     explicit DeviceCommunicator(Transport& channel) : Communicator(channel.rank, channel.size) {
         ncclUniqueId id{};
-        if (rank == 0) check_call(ncclGetUniqueId(&id), "ncclGetUniqueId");
+        if (rank == 0) CHECK_NCCL(ncclGetUniqueId(&id));
         std::memcpy(&id, channel.gather("NCCL's id", std::string(id.internal, sizeof id))[0].data(),
                     sizeof id);
-        check_call(ncclCommInitRank(&ranks, static_cast<int>(size), id, static_cast<int>(rank)),
-                   "ncclCommInitRank");
+        CHECK_NCCL(ncclCommInitRank(&ranks, static_cast<int>(size), id, static_cast<int>(rank)));
         make_barrier_cell();
     }
     // members: of the ranks of `whole`.
@@ -36,9 +38,8 @@ struct DeviceCommunicator : Communicator {
         : Communicator(std::ranges::find(members, of.rank) - members.begin(),
                        static_cast<int64_t>(members.size())),
           whole(&of) {
-        check_call(ncclCommSplit(of.ranks, static_cast<int>(members.front()), static_cast<int>(rank), &ranks,
-                                 nullptr),
-                   "ncclCommSplit");
+        CHECK_NCCL(ncclCommSplit(of.ranks, static_cast<int>(members.front()), static_cast<int>(rank), &ranks,
+                                 nullptr));
         whole->parts.push_back(this);
         make_barrier_cell();
     }
@@ -56,10 +57,11 @@ struct DeviceCommunicator : Communicator {
         if (ranks) ncclCommAbort(std::exchange(ranks, nullptr));
     }
 
-    void check_call(ncclResult_t result, const char* call) const {
+    void check_call(ncclResult_t result, std::string_view call) const {
         if (result == ncclSuccess) return;
         const char* const more = ranks ? ncclGetLastError(ranks) : "";
-        fail("rank ", rank, ": ", call, ": ", ncclGetErrorString(result), *more ? ": " : "", more);
+        fail("rank ", rank, ": ", call.substr(0, call.find('(')), ": ", ncclGetErrorString(result),
+             *more ? ": " : "", more);
     }
     static size_t size_of_count(int64_t count) { return static_cast<size_t>(count); }
     static ncclDataType_t type_of(const ElementType& type) { return static_cast<ncclDataType_t>(type.nccl); }
@@ -69,46 +71,40 @@ struct DeviceCommunicator : Communicator {
 
     void all_reduce(void* data, int64_t count, const ElementType& type, Reduction reduction,
                     hipStream_t stream) override {
-        check_call(ncclAllReduce(data, data, size_of_count(count), type_of(type), operation_of(reduction),
-                                 ranks, stream),
-                   "ncclAllReduce");
+        CHECK_NCCL(ncclAllReduce(data, data, size_of_count(count), type_of(type), operation_of(reduction),
+                                 ranks, stream));
     }
     void reduce_scatter(void* out, const void* in, int64_t count, const ElementType& type,
                         Reduction reduction, hipStream_t stream) override {
-        check_call(ncclReduceScatter(in, out, size_of_count(count), type_of(type), operation_of(reduction),
-                                     ranks, stream),
-                   "ncclReduceScatter");
+        CHECK_NCCL(ncclReduceScatter(in, out, size_of_count(count), type_of(type), operation_of(reduction),
+                                     ranks, stream));
     }
     void all_gather(void* out, const void* in, int64_t count, const ElementType& type,
                     hipStream_t stream) override {
-        check_call(ncclAllGather(in, out, size_of_count(count), type_of(type), ranks, stream),
-                   "ncclAllGather");
+        CHECK_NCCL(ncclAllGather(in, out, size_of_count(count), type_of(type), ranks, stream));
     }
     void broadcast(void* data, int64_t count, const ElementType& type, int64_t root,
                    hipStream_t stream) override {
-        check_call(ncclBroadcast(data, data, size_of_count(count), type_of(type), static_cast<int>(root),
-                                 ranks, stream),
-                   "ncclBroadcast");
+        CHECK_NCCL(ncclBroadcast(data, data, size_of_count(count), type_of(type), static_cast<int>(root),
+                                 ranks, stream));
     }
     void send(const void* data, int64_t count, const ElementType& type, int64_t to,
               hipStream_t stream) override {
-        check_call(ncclSend(data, size_of_count(count), type_of(type), static_cast<int>(to), ranks, stream),
-                   "ncclSend");
+        CHECK_NCCL(ncclSend(data, size_of_count(count), type_of(type), static_cast<int>(to), ranks, stream));
     }
     void receive(void* data, int64_t count, const ElementType& type, int64_t from,
                  hipStream_t stream) override {
-        check_call(ncclRecv(data, size_of_count(count), type_of(type), static_cast<int>(from), ranks, stream),
-                   "ncclRecv");
+        CHECK_NCCL(
+            ncclRecv(data, size_of_count(count), type_of(type), static_cast<int>(from), ranks, stream));
     }
     void barrier(hipStream_t stream) override {
-        check_call(ncclAllReduce(barrier_cell, barrier_cell, 1, ncclInt32, ncclMax, ranks, stream),
-                   "ncclAllReduce");
+        CHECK_NCCL(ncclAllReduce(barrier_cell, barrier_cell, 1, ncclInt32, ncclMax, ranks, stream));
     }
     std::unique_ptr<Communicator> split(const std::vector<int64_t>& members) override {
         return std::make_unique<DeviceCommunicator>(*this, members);
     }
-    void begin_group() override { check_call(ncclGroupStart(), "ncclGroupStart"); }
-    void end_group() override { check_call(ncclGroupEnd(), "ncclGroupEnd"); }
+    void begin_group() override { CHECK_NCCL(ncclGroupStart()); }
+    void end_group() override { CHECK_NCCL(ncclGroupEnd()); }
     // NCCL cannot take calls back: other ranks that make them wait until the communicator is aborted.
     void drop_group() override { static_cast<void>(ncclGroupEnd()); }
 };

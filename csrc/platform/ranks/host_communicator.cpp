@@ -32,7 +32,7 @@ struct PartOfTransport : Transport {
           members(chosen) {}
     void exchange(std::span<const Message> messages) override {
         std::vector<Message> renumbered(messages.begin(), messages.end());
-        for (Message& message : renumbered) message.peer = members[static_cast<size_t>(message.peer)];
+        for (Message& message : renumbered) message.peer = members[message.peer];
         whole.exchange(renumbered);
     }
 };
@@ -81,13 +81,13 @@ struct HostCommunicator : Communicator {
             const int64_t count = within(rank);
             for (int64_t peer = 0; peer < size; peer++) {
                 char* const theirs = received.data() + peer * count * type.bytes;
-                terms[static_cast<size_t>(peer)] = theirs;
+                terms[peer] = theirs;
                 if (peer == rank) continue;
                 messages.push_back({peer, theirs, count * type.bytes, true});
                 messages.push_back({peer, const_cast<char*>(at(in, parts.first(peer) + begin, type)),
                                     within(peer) * type.bytes, false});
             }
-            terms[static_cast<size_t>(rank)] = at(in, parts.first(rank) + begin, type);
+            terms[rank] = at(in, parts.first(rank) + begin, type);
             transport->exchange(messages);
             if (begin < own) type.reduce(reduction, out + begin * type.bytes, terms, count);
         }
@@ -174,9 +174,8 @@ struct HostCommunicator : Communicator {
         std::vector<const void*> terms(static_cast<size_t>(size));
         for (const Call& call : calls) {
             if (!call.reduction) continue;
-            for (int64_t peer = 0; peer < size; peer++)
-                terms[static_cast<size_t>(peer)] = place + peer * call.bytes(rank);
-            terms[static_cast<size_t>(rank)] = static_cast<const char*>(call.in) + call.first(rank);
+            for (int64_t peer = 0; peer < size; peer++) terms[peer] = place + peer * call.bytes(rank);
+            terms[rank] = static_cast<const char*>(call.in) + call.first(rank);
             call.type.reduce(*call.reduction, call.out, terms, call.parts.elements(rank));
             place += size * call.bytes(rank);
         }

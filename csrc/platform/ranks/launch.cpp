@@ -116,7 +116,7 @@ Launch find_launch() {
         read(names, launch);
         return launch;
     }
-    // A job's script, and what salloc opens, have SLURM_JOB_ID, but only srun's processes a step and a number.
+    // Batch scripts and salloc shells have SLURM_JOB_ID; only processes of srun have a step and a number.
     if (variable("SLURM_PROCID") && variable("SLURM_STEP_ID")) {
         launch.launcher = Launcher::slurm;
         read(slurm, launch);

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace llamac {
 
@@ -31,5 +32,18 @@ bool speaks_for_host();
 // A port other than master_port, at which torchrun's agent listens; the same on all ranks, and below the ports of clients
 // (Linux: from 32768).
 int rendezvous_port(int master_port);
+
+// The numeric address of this host towards rank 0: 10.0.0.2.
+std::string own_address(const Launch& launch);
+
+// The first exchange of ranks: gathers a text per rank through rank 0, which listens at the launch's port. Throws Error if ranks
+// are missing after `seconds`, have another number of ranks, or the port is taken.
+std::vector<std::string> meet(const Launch& launch, const std::string& purpose, const std::string& text,
+                              double seconds);
+
+// --devices: starts `count` processes of this program on this host, with the same arguments and torchrun's variables; passes
+// signals on to them and waits for them. If one fails, the others are killed after `seconds`; all end with this process.
+// Returns the exit status of the first process that failed, or 0. Throws Error if a process cannot be started.
+int run_ranks(int64_t count, char** argv, double seconds);
 
 }  // namespace llamac

@@ -1,4 +1,4 @@
-#include "platform/ranks/rendezvous.h"
+#include "platform/ranks/launch.h"
 
 #include <arpa/inet.h>
 #include <netdb.h>
@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 // A message is its length in 4 bytes, most significant first, and so many bytes.
 constexpr size_t max_bytes = size_t{1} << 24;
-constexpr int patience_ms = 5000;  // with a peer that has connected, or with what has and is none
+constexpr int patience_ms = 5000;  // with a connected peer, or a program that is not one
 
 struct Socket {
     int fd = -1;
@@ -147,17 +147,17 @@ std::vector<std::string> meet_as_first(const Launch& launch, const std::string& 
                                                      missing_ranks(ranks));
         Socket peer(accept4(listening.fd, nullptr, nullptr, SOCK_CLOEXEC));
         const auto hello = peer.receive_message(patience_ms), theirs = peer.receive_message(patience_ms);
-        // Another program, or a rank that goes on to the next purpose: it will try again.
+        // Another program, or a rank at the next purpose, which will try again.
         if (!hello || !theirs || hello->rfind("llamac " + purpose + "\n", 0) != 0) continue;
         int64_t their_size = 0, rank = 0;
         std::istringstream(hello->substr(hello->find('\n'))) >> their_size >> rank;
         if (their_size != launch.size || rank < 1 || rank >= launch.size)
             fail("rank 0: expected ", launch.size, " ranks, found one that is rank ", rank, " of ",
                  their_size, ": another run uses MASTER_PORT, or the launcher's environment differs");
-        Socket& place = ranks[static_cast<size_t>(rank)];
+        Socket& place = ranks[rank];
         met += place.fd < 0 ? 1 : 0;  // a second try of the same rank replaces the first
         place = std::move(peer);
-        texts[static_cast<size_t>(rank)] = *theirs;
+        texts[rank] = *theirs;
     }
     for (size_t rank = 1; rank < size; rank++)
         for (const std::string& each : texts)

@@ -1,4 +1,4 @@
-#include "platform/ranks/spawn.h"
+#include "platform/ranks/launch.h"
 
 #include <netinet/in.h>
 #include <sys/prctl.h>
@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "platform/error.h"
-#include "platform/ranks/launch.h"
 
 namespace llamac {
 namespace {

@@ -78,7 +78,7 @@ std::vector<std::string> Transport::gather(const char* kind, const std::string& 
     std::vector<Header> headers(static_cast<size_t>(size));
     all_gather(&header, headers.data(), sizeof header);
     const auto failure = std::ranges::find(headers, 1, &Header::failed);
-    // In the place of what the others gather, a failed rank is at any kind.
+    // A failed rank may be at another kind.
     for (size_t r = 1; failure == headers.end() && r < headers.size(); r++)
         if (headers[r].number != headers[0].number || std::strcmp(headers[r].kind, headers[0].kind) != 0)
             throw OutOfStep("rank " + std::to_string(r) + ": expected message " + headers[0].step() +
@@ -88,8 +88,8 @@ std::vector<std::string> Transport::gather(const char* kind, const std::string& 
     std::vector<std::string> texts(static_cast<size_t>(size));
     std::vector<Message> messages;
     for (int64_t peer = 0; peer < size; peer++) {
-        const Header& its = headers[static_cast<size_t>(peer)];
-        std::string& theirs = texts[static_cast<size_t>(peer)];
+        const Header& its = headers[peer];
+        std::string& theirs = texts[peer];
         theirs.resize(static_cast<size_t>(its.bytes));
         if (its.holds_text())
             std::memcpy(theirs.data(), its.text, theirs.size());
@@ -98,7 +98,7 @@ std::vector<std::string> Transport::gather(const char* kind, const std::string& 
         if (peer != rank && !header.holds_text()) messages.push_back({peer, own.data(), header.bytes, false});
     }
     if (!messages.empty()) exchange(messages);
-    texts[static_cast<size_t>(rank)] = text;
+    texts[rank] = text;
     if (failure != headers.end()) {
         const size_t first = static_cast<size_t>(failure - headers.begin());
         throw FailedRank(static_cast<int64_t>(first), texts[first]);

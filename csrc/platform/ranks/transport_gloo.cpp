@@ -1,6 +1,6 @@
 // Gloo: TCP between any processes.
 #include "platform/error.h"
-#include "platform/ranks/rendezvous.h"
+#include "platform/ranks/launch.h"
 #include "platform/ranks/transport.h"
 #include "platform/threads.h"
 

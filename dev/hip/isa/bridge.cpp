@@ -15,7 +15,7 @@ extern "C" void describe_operations(char* out, size_t size) {
     std::string text;
     for (const Operation* op : operations())
         for (const Variant& v : op->variants) {
-            if (v.backend != Backend::device) continue;
+            if (v.backend() != Backend::device) continue;
             text += op->name + " " + v.name + "\n";
         }
     CHECK(text.size() < size);

@@ -1,5 +1,5 @@
-// Shared by the variants of attention_next: the positions that the next token of a sequence sees, the operands of the kernels,
-// and the launcher of next_vectorized.hip.
+// Shared by the variants of attention_decode: the positions that the next token of a sequence sees, the operands of the kernels,
+// and the launcher of decode_vectorized.hip.
 #pragma once
 #include "core/device.h"
 #include "core/operation.h"
@@ -19,14 +19,12 @@ RowHeads<T> row_heads(const View<T, 3>& x) {
     return {x.data, x.stride[0], x.stride[1]};
 }
 
-namespace next {
-
 // The next token of a sequence sees positions [from, end] of the cache; `rotary` is its own.
-struct Place {
+struct DecodePlace {
     int64_t from, end, rotary;
 
-    __host__ __device__ Place(const int32_t* begins, const int32_t* ends, int64_t b, int64_t S,
-                              int64_t window) {
+    __host__ __device__ DecodePlace(const int32_t* begins, const int32_t* ends, int64_t b, int64_t S,
+                                    int64_t window) {
         const int64_t last = ends[0], first = begins[b];
         end = last < 0 ? 0 : last < S ? last : S - 1;
         const int64_t begin = first < 0 ? 0 : first < end ? first : end;
@@ -37,7 +35,7 @@ struct Place {
 
 // The operands as the kernels get them.
 template <class T>
-struct Operands {
+struct DecodeOperands {
     RowHeads<T> out;
     Heads<T> keys, values;
     RowHeads<const T> q, k, v;
@@ -45,15 +43,13 @@ struct Operands {
     const int32_t *begin, *end;
 };
 
-}  // namespace next
-
-// next_vectorized.hip
+// decode_vectorized.hip
 template <class T>
-void attention_next_vectorized(View<T, 3> out, View<T, 4> keys, View<T, 4> values, View<const T, 3> q,
-                               View<const T, 3> k, View<const T, 3> v, View<const float, 3> cis,
-                               View<const int32_t, 1> begin, View<const int32_t, 1> end, double scale,
-                               int64_t window, LaunchContext context);
-int64_t attention_next_vectorized_workspace(const Call& call);
-bool next_vectorized_supports(const Call& call);
+void attention_decode_vectorized(View<T, 3> out, View<T, 4> keys, View<T, 4> values, View<const T, 3> q,
+                                 View<const T, 3> k, View<const T, 3> v, View<const float, 3> cis,
+                                 View<const int32_t, 1> begin, View<const int32_t, 1> end, double scale,
+                                 int64_t window, LaunchContext context);
+int64_t attention_decode_vectorized_workspace(const Call& call);
+bool decode_vectorized_supports(const Call& call);
 
 }  // namespace llamac

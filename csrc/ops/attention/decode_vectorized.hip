@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "core/device.h"
-#include "ops/attention/next.h"
+#include "ops/attention/decode.h"
 #include "ops/rope.h"
 
 namespace llamac {
@@ -26,7 +26,7 @@ constexpr float log2_e = 1.44269504088896341f;
 struct Share {
     int chunk, active;
 
-    __device__ Share(const next::Place& place, int splits, int step) {
+    __device__ Share(const DecodePlace& place, int splits, int step) {
         const int keys = static_cast<int>(place.end - place.from), even = (keys + splits - 1) / splits;
         chunk = even <= step ? step : (even + step - 1) / step * step;
         active = keys <= chunk ? 1 : (keys + chunk - 1) / chunk;
@@ -114,15 +114,15 @@ __device__ inline int64_t partial_size(int HD) {
 // needed, as another block stores them.
 template <class T, int heads_>
 __global__ void __launch_bounds__(block_threads)
-    attention_next_vectorized_kernel(Dependent<float*> partial_, Dependent<next::Operands<T>> operands_,
-                                     int64_t S, int64_t window, int HD, int group, float scale) {
+    attention_decode_vectorized_kernel(Dependent<float*> partial_, Dependent<DecodeOperands<T>> operands_,
+                                       int64_t S, int64_t window, int HD, int group, float scale) {
     const auto [partial, o] = start_next_and_wait(partial_, operands_);
     constexpr int size = vector_size<T>;
     const int lanes = HD / size, groups = warp_size / lanes, warps = static_cast<int>(blockDim.x) / warp_size;
     const int c = lane_index() % lanes * size, slots = warps * groups,
               slot = warp_index() * groups + lane_index() / lanes;
     const int64_t b = blockIdx.z, head = int64_t{blockIdx.y} * heads_, kv = head / group;
-    const next::Place place(o.begin, o.end, b, S, window);
+    const DecodePlace place(o.begin, o.end, b, S, window);
     const Share share(place, static_cast<int>(gridDim.x), slots * keys_in_flight);
     const int split = static_cast<int>(blockIdx.x);
     if (split >= share.active) return;
@@ -219,14 +219,14 @@ __global__ void __launch_bounds__(block_threads)
 
 // Blocks (x: query heads, y: sequences), a thread per channel. step: as the kernel above shares keys out.
 template <class T>
-__global__ void attention_next_vectorized_kernel_join(Dependent<next::Operands<T>> operands_,
-                                                      Dependent<const float*> partial_, int64_t S,
-                                                      int64_t window, int HD, int splits, int step) {
+__global__ void attention_decode_vectorized_kernel_join(Dependent<DecodeOperands<T>> operands_,
+                                                        Dependent<const float*> partial_, int64_t S,
+                                                        int64_t window, int HD, int splits, int step) {
     const auto [o, partial] = start_next_and_wait(operands_, partial_);
     const int d = static_cast<int>(threadIdx.x);
     const int64_t b = blockIdx.y, h = blockIdx.x;
     if (d >= HD) return;
-    const Share share(next::Place(o.begin, o.end, b, S, window), splits, step);
+    const Share share(DecodePlace(o.begin, o.end, b, S, window), splits, step);
     const float* const parts = partial + (b * gridDim.x + h) * splits * partial_size(HD);
     Running<1> all;
     for (int first = 0; first < share.active; first += parts_in_flight) {
@@ -260,11 +260,11 @@ int splits_of(int64_t B, int64_t NH, int64_t NKV) {
 
 }  // namespace
 
-int64_t attention_next_vectorized_workspace(const Call& c) {
+int64_t attention_decode_vectorized_workspace(const Call& c) {
     return 4 * c["B"] * c["NH"] * splits_of(c["B"], c["NH"], c["NKV"]) * (c["HD"] + 2);
 }
 
-bool next_vectorized_supports(const Call& c) {
+bool decode_vectorized_supports(const Call& c) {
     const int64_t size = 16 / size_of(c.operand("q").dtype), lanes = c["HD"] / size;
     bool whole = c["HD"] % size == 0 && lanes >= 2 && (lanes & (lanes - 1)) == 0 &&
                  lanes <= device_properties().warp_size && c["M"] <= 1 << 30 &&
@@ -278,22 +278,22 @@ bool next_vectorized_supports(const Call& c) {
 }
 
 template <class T>
-void attention_next_vectorized(View<T, 3> out, View<T, 4> keys, View<T, 4> values, View<const T, 3> q,
-                               View<const T, 3> k, View<const T, 3> v, View<const float, 3> cis,
-                               View<const int32_t, 1> begin, View<const int32_t, 1> end, double scale,
-                               int64_t window, LaunchContext context) {
+void attention_decode_vectorized(View<T, 3> out, View<T, 4> keys, View<T, 4> values, View<const T, 3> q,
+                                 View<const T, 3> k, View<const T, 3> v, View<const float, 3> cis,
+                                 View<const int32_t, 1> begin, View<const int32_t, 1> end, double scale,
+                                 int64_t window, LaunchContext context) {
     const int64_t B = q.shape[0], NH = q.shape[1], HD = q.shape[2], NKV = k.shape[1], S = keys.shape[1];
-    const next::Operands<T> o{row_heads(out), heads(keys), heads(values), row_heads(q), row_heads(k),
+    const DecodeOperands<T> o{row_heads(out), heads(keys), heads(values), row_heads(q), row_heads(k),
                               row_heads(v),   cis.data,    begin.data,    end.data};
     float* const partial = static_cast<float*>(context.workspace);
     const int splits = splits_of(B, NH, NKV), count = heads_per_block(NH / NKV);
     const int warps = block_threads / device_properties().warp_size;
     const int64_t step = block_threads * vector_size<T> / HD * keys_in_flight;
     using Kernel =
-        void (*)(Dependent<float*>, Dependent<next::Operands<T>>, int64_t, int64_t, int, int, float);
-    static constexpr Kernel kernels[] = {attention_next_vectorized_kernel<T, 1>,
-                                         attention_next_vectorized_kernel<T, 2>,
-                                         attention_next_vectorized_kernel<T, 4>};
+        void (*)(Dependent<float*>, Dependent<DecodeOperands<T>>, int64_t, int64_t, int, int, float);
+    static constexpr Kernel kernels[] = {attention_decode_vectorized_kernel<T, 1>,
+                                         attention_decode_vectorized_kernel<T, 2>,
+                                         attention_decode_vectorized_kernel<T, 4>};
     const size_t shared = static_cast<size_t>(warps * count * (HD + 2) * 4);
     launch(
         Grid(dim3(static_cast<unsigned>(splits), static_cast<unsigned>(NH / count), static_cast<unsigned>(B)),
@@ -303,10 +303,10 @@ void attention_next_vectorized(View<T, 3> out, View<T, 4> keys, View<T, 4> value
                 blocks_for(HD, device_properties().warp_size) *
                     static_cast<unsigned>(device_properties().warp_size),
                 context.stream),
-           attention_next_vectorized_kernel_join<T>, o, partial, S, window, HD, splits, step);
+           attention_decode_vectorized_kernel_join<T>, o, partial, S, window, HD, splits, step);
 }
 
-template decltype(attention_next_vectorized<float>) attention_next_vectorized<float>;
-template decltype(attention_next_vectorized<bf16>) attention_next_vectorized<bf16>;
+template decltype(attention_decode_vectorized<float>) attention_decode_vectorized<float>;
+template decltype(attention_decode_vectorized<bf16>) attention_decode_vectorized<bf16>;
 
 }  // namespace llamac

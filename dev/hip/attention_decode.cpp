@@ -2,4 +2,4 @@
 #include "benchmark.h"
 
 const std::vector<llamac::Benchmark> llamac::benchmarks = {
-    {.operation = "attention_next", .widths_8b = "B=1", .first = {"begin"}, .last = {"end"}}};
+    {.operation = "attention_decode", .widths_8b = "B=1", .first = {"begin"}, .last = {"end"}}};

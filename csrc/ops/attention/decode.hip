@@ -14,7 +14,7 @@
 // reference:  plain loops.
 // cpu:        heads over threads, keys and values where they lie (one_query.h).
 // naive:      a kernel that turns and stores, then one thread per element of out.
-// vectorized: keys over blocks and groups of lanes (next_vectorized.hip).
+// vectorized: keys over blocks and groups of lanes (decode_vectorized.hip).
 //
 // Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
@@ -24,7 +24,7 @@
 
 #include "core/device.h"
 #include "core/operation.h"
-#include "ops/attention/next.h"
+#include "ops/attention/decode.h"
 #include "ops/attention/one_query.h"
 #include "ops/rope.h"
 
@@ -32,16 +32,16 @@ namespace llamac {
 namespace {
 
 template <class T>
-void attention_next_reference(View<T, 3> out, View<T, 4> keys, View<T, 4> values, View<const T, 3> q,
-                              View<const T, 3> k, View<const T, 3> v, View<const arithmetic<T>, 3> cis,
-                              View<const int32_t, 1> begin, View<const int32_t, 1> end, double scale,
-                              int64_t window) {
+void attention_decode_reference(View<T, 3> out, View<T, 4> keys, View<T, 4> values, View<const T, 3> q,
+                                View<const T, 3> k, View<const T, 3> v, View<const arithmetic<T>, 3> cis,
+                                View<const int32_t, 1> begin, View<const int32_t, 1> end, double scale,
+                                int64_t window) {
     using A = arithmetic<T>;
     const int64_t B = q.shape[0], NH = q.shape[1], HD = q.shape[2], NKV = k.shape[1], half = HD / 2;
     std::vector<A> p(keys.shape[1]), query(HD);
     std::vector<double> sums(HD);
     for (int64_t b = 0; b < B; b++) {
-        const next::Place place(begin.data, end.data, b, keys.shape[1], window);
+        const DecodePlace place(begin.data, end.data, b, keys.shape[1], window);
         const auto turn = [&](auto* to, const T* from) {
             using To = std::remove_pointer_t<decltype(to)>;
             for (int64_t j = 0; j < half; j++) {
@@ -76,10 +76,10 @@ void attention_next_reference(View<T, 3> out, View<T, 4> keys, View<T, 4> values
 }
 
 template <class T>
-void attention_next_cpu(View<T, 3> out, View<T, 4> keys, View<T, 4> values, View<const T, 3> q,
-                        View<const T, 3> k, View<const T, 3> v, View<const float, 3> cis,
-                        View<const int32_t, 1> begin, View<const int32_t, 1> end, double scale,
-                        int64_t window) {
+void attention_decode_cpu(View<T, 3> out, View<T, 4> keys, View<T, 4> values, View<const T, 3> q,
+                          View<const T, 3> k, View<const T, 3> v, View<const float, 3> cis,
+                          View<const int32_t, 1> begin, View<const int32_t, 1> end, double scale,
+                          int64_t window) {
     const int64_t B = q.shape[0], NH = q.shape[1], HD = q.shape[2], NKV = k.shape[1], half = HD / 2,
                   S = keys.shape[1];
     static thread_local Scratch angles, turned;
@@ -87,7 +87,7 @@ void attention_next_cpu(View<T, 3> out, View<T, 4> keys, View<T, 4> values, View
     float* const queries = turned.reserve<float>(B * NH * HD);
     [[maybe_unused]] int64_t seen = 0;
     for (int64_t b = 0; b < B; b++) {
-        const next::Place place(begin.data, end.data, b, S, window);
+        const DecodePlace place(begin.data, end.data, b, S, window);
         seen += place.end + 1 - place.from;
         split_angles<1>(&cis(place.rotary, 0, 0), cosines, sines, half);
         for (int64_t h = 0; h < NH; h++) {
@@ -103,7 +103,7 @@ void attention_next_cpu(View<T, 3> out, View<T, 4> keys, View<T, 4> values, View
 #pragma omp parallel for collapse(2) schedule(static) if (NH * seen * HD >= one_query::least_shared)
     for (int64_t b = 0; b < B; b++)
         for (int64_t h = 0; h < NH; h++) {
-            const next::Place place(begin.data, end.data, b, S, window);
+            const DecodePlace place(begin.data, end.data, b, S, window);
             const int64_t g = h / (NH / NKV);
             const one_query::Seen<T> of{
                 &keys(b, place.from, g, 0), &values(b, place.from, g, 0), keys.stride[1],
@@ -117,12 +117,12 @@ void attention_next_cpu(View<T, 3> out, View<T, 4> keys, View<T, 4> values, View
 
 // One thread per pair of channels of a query or key head; queries [B,NH,HD].
 template <class T>
-__global__ void attention_next_naive_kernel_turn(float* queries, next::Operands<T> o, int64_t B, int64_t NH,
-                                                 int64_t NKV, int64_t half, int64_t S) {
+__global__ void attention_decode_naive_kernel_turn(float* queries, DecodeOperands<T> o, int64_t B, int64_t NH,
+                                                   int64_t NKV, int64_t half, int64_t S) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, j = i % half, h = i / half % (NH + NKV),
                   b = i / half / (NH + NKV);
     if (b >= B) return;
-    const next::Place place(o.begin, o.end, b, S, 0);
+    const DecodePlace place(o.begin, o.end, b, S, 0);
     const bool is_query = h < NH;
     const T* from = is_query ? o.q.at(b, h) : o.k.at(b, h - NH);
     const float c = o.cis[2 * (place.rotary * half + j)], s = o.cis[2 * (place.rotary * half + j) + 1];
@@ -139,12 +139,13 @@ __global__ void attention_next_naive_kernel_turn(float* queries, next::Operands<
 }
 
 template <class T>
-__global__ void attention_next_naive_kernel(const float* queries, next::Operands<T> o, int64_t B, int64_t NH,
-                                            int64_t NKV, int64_t HD, int64_t S, float scale, int64_t window) {
+__global__ void attention_decode_naive_kernel(const float* queries, DecodeOperands<T> o, int64_t B,
+                                              int64_t NH, int64_t NKV, int64_t HD, int64_t S, float scale,
+                                              int64_t window) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, d = i % HD, h = i / HD % NH,
                   b = i / HD / NH, g = h / (NH / NKV);
     if (b >= B) return;
-    const next::Place place(o.begin, o.end, b, S, window);
+    const DecodePlace place(o.begin, o.end, b, S, window);
     const auto score = [&](int64_t s) {
         double dot = 0;
         for (int64_t c = 0; c < HD; c++)
@@ -167,40 +168,40 @@ int64_t naive_workspace(const Call& c) {
 }
 
 template <class T>
-void attention_next_naive(View<T, 3> out, View<T, 4> keys, View<T, 4> values, View<const T, 3> q,
-                          View<const T, 3> k, View<const T, 3> v, View<const float, 3> cis,
-                          View<const int32_t, 1> begin, View<const int32_t, 1> end, double scale,
-                          int64_t window, LaunchContext context) {
+void attention_decode_naive(View<T, 3> out, View<T, 4> keys, View<T, 4> values, View<const T, 3> q,
+                            View<const T, 3> k, View<const T, 3> v, View<const float, 3> cis,
+                            View<const int32_t, 1> begin, View<const int32_t, 1> end, double scale,
+                            int64_t window, LaunchContext context) {
     const int64_t B = q.shape[0], NH = q.shape[1], HD = q.shape[2], NKV = k.shape[1], S = keys.shape[1];
-    const next::Operands<T> o{row_heads(out), heads(keys), heads(values), row_heads(q), row_heads(k),
+    const DecodeOperands<T> o{row_heads(out), heads(keys), heads(values), row_heads(q), row_heads(k),
                               row_heads(v),   cis.data,    begin.data,    end.data};
     float* const queries = static_cast<float*>(context.workspace);
-    launch(Grid(blocks_for(B * (NH + NKV) * HD / 2, context.threads), context.threads, context.stream),
-           attention_next_naive_kernel_turn<T>, queries, o, B, NH, NKV, HD / 2, S);
-    launch(Grid(blocks_for(B * NH * HD, context.threads), context.threads, context.stream),
-           attention_next_naive_kernel<T>, queries, o, B, NH, NKV, HD, S, scale, window);
+    launch(context.grid(B * (NH + NKV) * HD / 2), attention_decode_naive_kernel_turn<T>, queries, o, B, NH,
+           NKV, HD / 2, S);
+    launch(context.grid(B * NH * HD), attention_decode_naive_kernel<T>, queries, o, B, NH, NKV, HD, S, scale,
+           window);
 }
 
 // The function is beside the kernels.
 constexpr Constraints vectorized_constraints{
     "heads of 2, 4, 8, ... vectors of 16 bytes, up to as many as a warp has lanes, that begin at "
     "multiples of 16 bytes, M at most 2^30",
-    next_vectorized_supports};
+    decode_vectorized_supports};
 
 // Every position may be seen.
-double next_flops(const Call& c) {
+double decode_flops(const Call& c) {
     return 4.0 * static_cast<double>(c["B"] * c["NH"]) * static_cast<double>(c["M"] * c["HD"]);
 }
 // The new position of the cache is only written, all others are only read; one row of cis is read.
-double next_bytes(const Call& c) {
+double decode_bytes(const Call& c) {
     const int64_t heads = 2 * ((c["M"] + 1) * c["NKV"] + c["NH"]);
     const double head = static_cast<double>(c["HD"] * size_of(c.operand("q").dtype));
     return static_cast<double>(c["B"]) *
            (static_cast<double>(heads) * head + 4.0 * static_cast<double>(c["HD"]));
 }
 
-Operation attention_next(
-    "attention_next<T: f32 bf16 f64, A: arithmetic(T)>"
+Operation attention_decode(
+    "attention_decode<T: f32 bf16 f64, A: arithmetic(T)>"
     "(out: T[B,NH,HD] strided, keys~: T[B,M,NKV,HD] strided, values~: T[B,M,NKV,HD] strided;"
     " q: T[B,NH,HD] strided, k: T[B,NKV,HD] strided, v: T[B,NKV,HD] strided, cis: A[M,HD/2,2],"
     " begin: i32[B] <M, end: i32[1] <M;"
@@ -212,26 +213,16 @@ Operation attention_next(
     " test_large(B=2, M=5000, NH=32, NKV=8, HD=64)"
     " test_large(B=1, M=40000, NH=8, NKV=2, HD=128)",
     "attention of the next token of sequences to a cache, which its key and value go to",
-    {{"cpu", "heads over threads, keys and values where they lie", Backend::host,
-      instantiations<attention_next_cpu<float>, attention_next_cpu<bf16>>()},
-     {"vectorized",
-      "keys shared out over blocks and groups of lanes, 128-bit accesses",
-      Backend::device,
-      instantiations<attention_next_vectorized<float>, attention_next_vectorized<bf16>>(),
-      vectorized_constraints,
-      {},
-      attention_next_vectorized_workspace},
-     {"naive",
-      "one thread per element",
-      Backend::device,
-      instantiations<attention_next_naive<float>, attention_next_naive<bf16>>(),
-      nullptr,
-      {},
-      naive_workspace},
-     {"reference", "plain loops", Backend::host,
-      instantiations<attention_next_reference<float>, attention_next_reference<bf16>,
-                     attention_next_reference<double>>()}},
-    next_flops, next_bytes);
+    {{"cpu", "heads over threads, keys and values where they lie",
+      instantiations<LLAMAC_FLOATS(attention_decode_cpu)>()},
+     {"vectorized", "keys shared out over blocks and groups of lanes, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(attention_decode_vectorized)>(), vectorized_constraints, blocks_of(256),
+      attention_decode_vectorized_workspace},
+     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(attention_decode_naive)>(), nullptr,
+      blocks_of(256), naive_workspace},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(attention_decode_reference), attention_decode_reference<double>>()}},
+    decode_flops, decode_bytes);
 
 }  // namespace
 }  // namespace llamac
