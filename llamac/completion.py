@@ -1,8 +1,7 @@
 """`llamac completion bash|zsh` prints a shell script that completes commands, flags and files."""
 
-import argparse
-
 from llamac.__main__ import COMMANDS
+from llamac.base.arguments import Parser
 
 # The flags are those that --help names, so they need no list here.
 _FUNCTION = """\
@@ -29,10 +28,7 @@ def script(shell: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="llamac completion",
-        description='Print the completion script of a shell: eval "$(llamac completion bash)" in ~/.bashrc, '
-        'or eval "$(llamac completion zsh)" in ~/.zshrc, after compinit.',
-    )
+    where = 'eval "$(llamac completion bash)" in ~/.bashrc, or\neval "$(llamac completion zsh)" in ~/.zshrc'
+    parser = Parser("completion", f"Print the completion script of a shell: {where}, after compinit.")
     parser.add_argument("shell", choices=list(_BEFORE))
     print(script(parser.parse_args().shell), end="")

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from llamac import reference
 from llamac.base import registry
 from llamac.base.dtypes import TABLE, torch_dtypes
-from llamac.base.hashing import hash_halves
 
 DTYPES = torch_dtypes(*TABLE)
 OPERATIONS = {op["name"]: op for op in registry.kernels()}
@@ -207,6 +207,21 @@ def mean_loss(i):
 
 def global_norm(i):
     return {"squares": reference.at_least_fp32(i["x"]).square().sum().reshape(1)}
+
+
+def _fold(x: np.ndarray) -> np.ndarray:
+    return x ^ (x >> np.uint64(32))
+
+
+def hash_halves(x: np.ndarray) -> np.ndarray:
+    """float64[2]: the lower and the upper 32 bits of the hash (csrc/ops/hash.hip) of an array's memory."""
+    memory = np.ascontiguousarray(x).tobytes()
+    words = np.frombuffer(memory + bytes(-len(memory) % 16), np.uint64)
+    with np.errstate(over="ignore"):
+        position = np.arange(1, len(words) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        terms = _fold(_fold(words + position) * np.uint64(0xBF58476D1CE4E5B9))
+        total = int(_fold(terms * np.uint64(0x94D049BB133111EB)).sum(dtype=np.uint64))
+    return np.array([total & 0xFFFFFFFF, total >> 32], np.float64)
 
 
 def hash_bits(i):

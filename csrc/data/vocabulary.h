@@ -1,7 +1,5 @@
-// Written twice on purpose: llamac/data/vocabulary.py has the same; tests/data/test_readers.py::test_c_and_python_agree.
-//
 // The vocabulary file, tokenizer.vocab: the bytes of each token id, of any tokenizer. docs/training.md, "The
-// vocabulary file", has the format.
+// vocabulary file", has the format; llamac/data/vocabulary.py writes it.
 #pragma once
 #include <string>
 #include <string_view>

@@ -46,9 +46,7 @@ TABLE = {
 
 
 def fp8_of(architecture: str) -> tuple[str, ...]:
-    """The types of fp8 that a GPU's matrix units take, by a name like sm_90 or gfx942:sramecc+; () for none.
-    e4m3 and its like first.
-    """
+    """The fp8 types of a GPU's matrix units (e4m3 first), by a name such as sm_90 or gfx942; () for none."""
     chip = architecture.split(":")[0]
     if chip == "gfx942":
         return "e4m3fnuz", "e5m2fnuz"

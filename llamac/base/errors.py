@@ -4,7 +4,9 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 MOST = 5000  # characters of a message: longer than a path
 # As control_bytes() in csrc/platform/error.cpp; test_readers.py::test_no_control_character_is_shown.
@@ -30,9 +32,18 @@ def printable(text: str, kept: str = "\n\t") -> str:
     return CONTROL.sub(escape, text)
 
 
+def requires(module: str, what: str, install: str = "") -> Any:
+    """An optional library. Raises InputError that says how to install it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        name = module.split(".")[0]
+        how = f"pip install {install or name}"
+        raise InputError(f"{what} needs {name}, which is not installed: {how}") from None
+
+
 def run(main: Callable[[], None]) -> None:
-    """Run a script's main(); bad input or a failing file: `script: message` on stderr, exit code 2. Warnings
-    are such lines, too."""
+    """Run a script's main(). Bad input prints `script: message` and exits with 2; warnings are lines, too."""
     name = Path(sys.argv[0]).name
     warnings.formatwarning = lambda message, *_, **__: f"{name}: {printable(str(message), '')}\n"
     try:

@@ -13,7 +13,7 @@ REINSTALL = "reinstall llamac beside it: pip install --no-build-isolation"
 
 
 def platform() -> str:
-    """What this torch computes on: "amd", "nvidia" or "cpu"."""
+    """The platform of this torch: "amd", "nvidia" or "cpu"."""
     return "amd" if torch.version.hip else "nvidia" if torch.version.cuda else "cpu"
 
 
@@ -42,8 +42,7 @@ def matches(facts: dict) -> bool:
 
 
 def without_gpu() -> str:
-    """Why the extension has no kernels for torch's GPUs and what to do, in one line; empty where it has them,
-    or torch is for the CPU alone."""
+    """Why the extension lacks kernels for torch's GPUs, and what to do; "" if it has all."""
     load()
     extension = file()
     assert extension is not None  # it is loaded
@@ -57,8 +56,7 @@ def device() -> str:
 
 @cache
 def load() -> None:
-    """Register the operations, once. Raises ImportError, in one line, where they are missing or do not
-    match."""
+    """Register the operations, once. Raises ImportError if they are missing or do not match torch."""
     extension = file()
     if extension is None:
         raise ImportError(f"llamac was built without torch's extension, as no torch was there; {REINSTALL}")

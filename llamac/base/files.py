@@ -48,6 +48,24 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
         return file.read()
 
 
+def write_whole(path: str | Path, content: bytes) -> None:
+    """Write a file, renamed into place when it is on disk."""
+    temporary = Path(f"{path}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that a flag names. Raises InputError."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot write: {error.strerror}") from None
+
+
 def read_text(path: str | Path) -> str:
     """The text of a file in UTF-8."""
     try:

@@ -67,7 +67,7 @@ atexit.register(lambda: _helper.close())
 
 
 def call(where: str, function: Callable, *arguments: Any) -> Any:
-    """What the function, of a module or bound to an object that can be pickled, returns, as JSON. Raises the
+    """The result, as JSON, of a function of a module or bound to an object that can be pickled. Raises the
     InputError that it raises, or one that begins with `where` if it reaches a limit.
     """
     answer, status = _helper.ask(pickle.dumps((SECONDS, function, arguments)))
@@ -82,7 +82,7 @@ def call(where: str, function: Callable, *arguments: Any) -> Any:
 
 
 def serve() -> None:
-    """What the helper process does."""
+    """The loop of the helper process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the caller, and with it this process
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = BYTES if hard == resource.RLIM_INFINITY else min(BYTES, hard)

@@ -6,7 +6,7 @@ from typing import Any
 from llamac.base.errors import InputError
 from llamac.base.files import MOST_LOG, Kind, expect, parse_json, read_bytes
 
-# Of each event, what is drawn. No run has numbers beyond these, and an axis has no room for them.
+# The fields of each event that are drawn. No run has numbers beyond these, and an axis has no room for them.
 _MOST_STEPS, _LARGEST = 2**53, 1e100
 _STEP = {"step": range(_MOST_STEPS + 1)}
 _NUMBER = (Kind(f"a number up to {_LARGEST:g}", lambda value: _is_number(value)), None)

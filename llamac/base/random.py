@@ -56,9 +56,7 @@ def uniform(seed: int, step: int, stream: int, n: int, start: int = 0) -> np.nda
 
 
 def normal(seed: int, step: int, stream: int, n: int, start: int = 0) -> np.ndarray:
-    """Standard normal numbers, elements start .. start+n-1, by Box and Muller, computed in double and rounded
-    once: float32[n].
-    """
+    """Standard normal numbers of elements start .. start+n-1: Box-Muller in double, rounded to float32[n]."""
     out = np.empty(n, np.float32)
     for first in range(start // 2 * 2, start + n, 4 * _CHUNK):  # elements 2j and 2j+1 make each other
         count = min(4 * _CHUNK, start + n - first)

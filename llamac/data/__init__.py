@@ -2,28 +2,6 @@
 text (`llamac data INPUT... --out DIR`). docs/training.md, "Your own text", is the user's page.
 """
 
-from llamac.data.tokens import (
-    HEADER_BYTES,
-    Loader,
-    Shard,
-    check_tokens,
-    find_documents,
-    permute,
-    read_bin,
-    splitmix64,
-    write_bin,
-    write_shards,
-)
+from llamac.data.tokens import Loader, find_documents, permute, read_bin, write_bin
 
-__all__ = [
-    "HEADER_BYTES",
-    "Loader",
-    "Shard",
-    "check_tokens",
-    "find_documents",
-    "permute",
-    "read_bin",
-    "splitmix64",
-    "write_bin",
-    "write_shards",
-]
+__all__ = ["Loader", "find_documents", "permute", "read_bin", "write_bin"]

@@ -70,9 +70,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def values(block: Block, name: str | None) -> Iterator[tuple[int, Any, str]]:
-    """(line or row, value of the field, "" or why there is none) of each document in JSON lines or a table;
-    without a field, the whole row.
-    """
+    """(line or row, value of the field or the whole row, "" or the reason for none) of each document."""
     if block.kind == "arrow":
         yield from _table_values(block, name)
         return

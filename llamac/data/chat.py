@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from llamac.base import limited
-from llamac.base.errors import InputError
+from llamac.base.errors import InputError, requires
 from llamac.base.files import check_text, read_json, read_text
 from llamac.data import special_tokens
 
@@ -101,14 +101,10 @@ class Template:
 @cache
 def _compiled(path: Path, source: str) -> Any:
     """As transformers compiles it."""
-    try:
-        from jinja2 import TemplateError
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
-        raise InputError(
-            "chat templates: expected the package jinja2, found none: pip install jinja2"
-        ) from None
+    requires("jinja2", f"{path}: the chat template")
+    from jinja2 import TemplateError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def refuse(message: str) -> None:
         raise TemplateError(message)

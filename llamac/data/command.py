@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llamac.base.arguments import Parser, check_least
 from llamac.base.errors import InputError
-from llamac.data import hub, prepare, recipes, stdlib, tokenizer
+from llamac.data import hub, prepare, recipes, tokenizer
 from llamac.data.block import values
 from llamac.data.documents import Reading, blocks
 from llamac.data.inputs import KINDS, find
@@ -28,76 +29,32 @@ from llamac.data.workers import cores
 VAL_FRACTION, SHARD_TOKENS = 0.05, 1 << 27
 MOST_TRAINING_BYTES = 128 << 20  # of text, for a tokenizer
 _NAMED = re.compile(r"([\w.-]+)=(.+)", re.DOTALL)
-_STDLIB_VOCAB = 4096
 _HUB = "hub:"  # before a data set's name in an input
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     names = "\n".join(f"  {name:16} {recipe.about}" for name, recipe in recipes.RECIPES.items())
-    parser = argparse.ArgumentParser(
-        prog="llamac data",
-        description=__doc__,
-        epilog=f"names of data sets:\n{names}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("data", __doc__, epilog=f"names of data sets:\n{names}")
     add = parser.add_argument
     add("input", nargs="*", help="inputs; NAME=INPUT names one for --mix")
-    add("--out", type=Path, metavar="DIR", help="folder of the shards (for a data set's name: data/NAME)")
+    parser.path("--out", "folder of the shards (for a data set's name: data/NAME)", "DIR")
     add("--dataset", metavar="NAME[:CONFIG]", help="the same as the input hub:NAME[:CONFIG] (needs datasets)")
-    add(
-        "--split",
-        default="train",
-        metavar="S",
-        help="split of --dataset, or of a folder with several (train)",
-    )
-    add(
-        "--local",
-        metavar="PATH",
-        help="local copy of the named data set's files, instead of a download",
-    )
-    add(
-        "--field",
-        default="text",
-        metavar="F",
-        help="field or column of the text, in JSON lines and tables (text)",
-    )
+    add("--split", default="train", metavar="S", help="split of --dataset or of a folder of several (train)")
+    add("--local", metavar="PATH", help="local copy of the named data set's files, instead of a download")
+    add("--field", default="text", metavar="F", help="field or column of the text in lines and tables (text)")
     add("--format", default="auto", choices=["auto", *KINDS], help="format, if file names do not show it")
-    add(
-        "--separator",
-        metavar="S",
-        help=r"string between documents of a text file, \n: line end (default: a file is one document)",
-    )
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--tokenizer", metavar="PATH|gpt2", help="tokenizer.json, directory of a model, rank file"
-    )
-    which.add_argument(
-        "--vocab-size", type=int, metavar="N", help="train a tokenizer of N tokens on the text"
-    )
-    add(
-        "--val-fraction",
-        type=float,
-        metavar="X",
-        help=f"share of documents to hold out, by their hash; 0: none ({VAL_FRACTION})",
-    )
-    add("--val-tokens", type=int, metavar="N", help="hold out the first N tokens instead")
+    what = r"string between documents of a text file, \n: line end (default: a file is one document)"
+    add("--separator", metavar="S", help=what)
+    which = parser.add_mutually_exclusive_group().add_argument
+    which("--tokenizer", metavar="PATH|gpt2", help="tokenizer.json, directory of a model, rank file")
+    which("--vocab-size", type=int, metavar="N", help="train a tokenizer of N tokens on the text")
+    parser.number("--val-fraction", f"share of documents to hold out by their hash; 0: none ({VAL_FRACTION})")
+    parser.integer("--val-tokens", "hold out the first N tokens instead")
     add("--mix", nargs="+", metavar="NAME=X", help="shares of the training tokens, for example a=0.7 b=0.3")
-    add(
-        "--shard-tokens",
-        type=int,
-        default=SHARD_TOKENS,
-        metavar="N",
-        help="largest number of tokens per file",
-    )
-    add(
-        "--workers",
-        type=int,
-        default=cores(),
-        metavar="N",
-        help="number of processes; does not change the result",
-    )
-    add("--strict", action="store_true", help="stop at the first unreadable document")
-    add("--force", action="store_true", help="make the data set again if it exists")
+    parser.integer("--shard-tokens", "largest number of tokens per file", SHARD_TOKENS)
+    parser.integer("--workers", "number of processes; does not change the result", cores())
+    parser.switch("--strict", "stop at the first unreadable document")
+    parser.switch("--force", "make the data set again if it exists")
     return parser
 
 
@@ -106,11 +63,7 @@ def _check(a: argparse.Namespace) -> None:
     fraction = VAL_FRACTION if a.val_fraction is None else a.val_fraction
     if not 0 <= fraction < 1:
         raise InputError(f"--val-fraction: expected 0 to below 1, found {fraction:g}")
-    for flag, least in (("shard_tokens", 1), ("workers", 1), ("val_tokens", 0)):
-        if (getattr(a, flag) or 0) < least and getattr(a, flag) is not None:
-            raise InputError(
-                f"--{flag.replace('_', '-')}: expected at least {least}, found {getattr(a, flag)}"
-            )
+    check_least(a, shard_tokens=1, workers=1, val_tokens=0)
     if a.vocab_size is not None and a.vocab_size < 257:
         raise InputError(f"--vocab-size: expected at least 256 bytes + 1, found {a.vocab_size}")
     if not a.input and not a.dataset:
@@ -130,14 +83,12 @@ def _is_name(text: str) -> bool:
 
 
 def _sources(a: argparse.Namespace, reading: Reading) -> list[Source]:
-    """What the arguments name, with the weights of a mix."""
+    """The sources of the arguments, with the weights of a mix."""
     found: list[Source] = []
     for argument in [*a.input, *([_HUB + a.dataset] if a.dataset else [])]:
         named = None if Path(argument).exists() else _NAMED.fullmatch(argument)
         name, target = (named[1], named[2]) if named else (argument, argument)
         if _is_name(target):
-            if target == "stdlib":
-                raise InputError("stdlib: expected no other inputs, found some: it has its own tokenizer")
             found += recipes.sources(target, name, reading, a.out, a.local)
             continue
         if target.startswith(_HUB):
@@ -177,9 +128,9 @@ def _mixed(sources: list[Source], mix: list[str]) -> list[Source]:
 
 
 def _texts(sources: list[Source]) -> Iterator[str]:
-    """The texts of all documents, for a tokenizer: at most MOST_TRAINING_BYTES."""
+    """The texts of all documents but validation's, for a tokenizer: at most MOST_TRAINING_BYTES."""
     left = MOST_TRAINING_BYTES
-    for source in sources:
+    for source in (source for source in sources if source.reading.split != "val"):
         for block in blocks(source.files, source.reading, [0]):
             pieces = (piece.text for piece in block.content) if block.kind == "pieces" else None
             for text in pieces or (value for _, value, _ in values(block, source.reading.field)):
@@ -203,7 +154,7 @@ def _tokenizer(a: argparse.Namespace, name: str) -> Any:
 @contextmanager
 def _partial_folder(out: Path) -> Iterator[None]:
     """The folder of a run that is not done, and those above it. A run that is stopped leaves what it needs to
-    go on. So does one that bad input or a lost connection ends; before its first state it leaves nothing.
+    continue. So does one that bad input or a lost connection ends; before its first state it leaves nothing.
     """
     missing = [path for path in (out, *out.parents) if not path.exists()]
     (out / PARTIAL).mkdir(parents=True, exist_ok=True)
@@ -235,7 +186,7 @@ class _Signals:
             raise KeyboardInterrupt
 
     def end(self, out: Path) -> None:
-        """Say what is left, and exit as a program does that a signal ends."""
+        """Print the state of the folder; exit as a program does that a signal ends."""
         is_kept = (out / PARTIAL / STATE).exists()
         how = "the same command continues from here" if is_kept else "no shard was written"
         number = self.number or signal.SIGINT
@@ -251,7 +202,7 @@ def _make(
     print_: str,
     signals: _Signals,
 ) -> dict[str, Any]:
-    """Make the data set, or go on with it."""
+    """Make the data set, or continue it."""
     partial = a.out / PARTIAL
     if not prepare.load_state(a.out, print_):
         for path in partial.iterdir():
@@ -290,10 +241,9 @@ def _summary(out: Path, index: dict[str, Any]) -> None:
 def main(arguments: list[str] | None = None) -> None:
     a = _parser().parse_args(arguments)
     _check(a)
-    if a.input == ["stdlib"] and _is_name("stdlib"):
-        root = Path(a.local) if a.local else None
-        return stdlib.prepare(a.out, root, a.vocab_size or _STDLIB_VOCAB, a.force)
     name = next((argument for argument in a.input if _is_name(argument)), "")
+    if name and not a.tokenizer:
+        a.vocab_size = a.vocab_size or recipes.RECIPES[name].vocab_size
     encoder = _tokenizer(a, name)
     separator = (a.separator or "").replace("\\n", "\n")
     fraction = VAL_FRACTION if a.val_fraction is None else a.val_fraction

@@ -14,10 +14,11 @@ from typing import Any
 
 import xxhash
 
-from llamac.base.errors import InputError
+from llamac.base.errors import InputError, requires
+from llamac.base.files import flaw
 from llamac.data import hub
 from llamac.data.block import Block, Piece, values
-from llamac.data.inputs import InputFile, Stream, open_seekable, requires
+from llamac.data.inputs import InputFile, Stream, open_seekable
 
 BLOCK_BYTES = 1 << 20
 MOST_DOCUMENT = 1 << 24  # bytes of one document that is not cut: workers hold it whole
@@ -57,9 +58,7 @@ def split_of(content: bytes, val_fraction: float) -> str:
 
 
 def blocks(files: list[InputFile], how: Reading, start: list[Any]) -> Iterator[Block]:
-    """The blocks of the files, one after the other, from `start` on: the `after` of the block before, [0] at
-    first.
-    """
+    """The blocks of the files from `start` on, which is the `after` of the block before, [0] at first."""
     held: list[Piece] = []
     skipped: list[tuple[str, int, str]] = []
     size = 0
@@ -127,8 +126,7 @@ def _lines(file: InputFile, how: Reading, offset: int = 0) -> Iterator[Block]:
 
 
 def _items(file: InputFile, how: Reading, row: int = 0) -> Iterator[Block]:
-    """Blocks of the items of a JSON array, or of JSON values one after another, after the first `row`; each
-    as a line."""
+    """Blocks of the items of a JSON array, or of a sequence of JSON values, after the first `row`."""
     held: list[bytes] = []
     size = number = 0
     with Stream(file) as stream:
@@ -253,9 +251,7 @@ def _arrow_batches(file: InputFile, table: Any, name: str | None) -> Iterator[tu
 
 
 def _batches(file: InputFile, name: str | None, row: int) -> Iterator[tuple[int, Any, int]]:
-    """(its first row, record batch of the column, bytes read) from the batch that holds `row` on, or before
-    it.
-    """
+    """(first row, record batch of the column, bytes read) from the batch with `row`, or one before it, on."""
     pyarrow = requires("pyarrow", file.path)
     from pyarrow import parquet
 
@@ -367,9 +363,7 @@ _READERS: dict[str, Callable[..., Iterator[Block]]] = {
 
 
 def refusal(file: InputFile) -> str:
-    """Why the file is not read as text, or "". It must be UTF-8 throughout, without NUL characters, and not
-    empty.
-    """
+    """Why the file is not read as text, or "". Text is UTF-8, without NUL characters, and not empty."""
     if file.once:
         return ""
     characters = 0
@@ -397,9 +391,7 @@ def _check_length(rest: str, path: str, what: str) -> None:
 
 
 def cut_text(texts: Iterable[str], most: int, path: str = "text") -> Iterator[str]:
-    """Pieces of at least `most` characters, but the last, whose tokens are those of the whole: cut at
-    SAFE_CUT only.
-    """
+    """Pieces of at least `most` characters, cut at SAFE_CUT only: their tokens are those of the whole."""
     rest = ""
     for text in texts:
         new = max(0, len(rest) - 1)  # what comes before has no safe cut, or is too short
@@ -416,7 +408,7 @@ def cut_text(texts: Iterable[str], most: int, path: str = "text") -> Iterator[st
 
 
 def _separated(texts: Iterable[str], separator: str, path: str) -> Iterator[str]:
-    """What stands between separators. A separator of white space, such as a blank line, stays at the
+    """The texts between separators. A separator of white space, such as a blank line, stays at the
     document's end; any other is left out, and so are documents of white space.
     """
     rest = ""
@@ -501,6 +493,15 @@ def _rows(file: InputFile, how: Reading) -> Iterator[str]:
                     f"{file.path}: expected rows of text, found {reason or type(value).__name__}"
                 )
             yield value
+
+
+def whole_rows(files: list[InputFile]) -> Iterator[tuple[str, Any, str]]:
+    """(file and line, row, "" or the reason to leave it out) of each row of JSON lines, arrays and tables."""
+    for block in blocks(files, Reading(field=None), [0]):
+        for path, line, reason in block.skipped:
+            yield f"{path}: line {line}", None, reason
+        for line, row, reason in values(block, None):
+            yield f"{block.path}: line {line}", row, reason or flaw(row)
 
 
 def _whole(file: InputFile, texts: Iterable[str]) -> str:

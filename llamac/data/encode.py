@@ -14,7 +14,7 @@ MOST_NAMED = 20  # documents that are left out, per block
 
 
 class Encoder(Protocol):
-    """What is needed of a tokenizer."""
+    """The parts of a tokenizer that encode_block() uses."""
 
     bos: int | None
     eos: int | None

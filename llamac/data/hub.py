@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from llamac.base.errors import InputError
-from llamac.data.inputs import InputFile, requires
+from llamac.base.errors import InputError, requires
+from llamac.data.inputs import InputFile
 
 
 def describe(dataset: str, split: str) -> InputFile:

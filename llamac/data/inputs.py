@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from llamac.base.errors import InputError
+from llamac.base.errors import InputError, requires
 from llamac.base.files import Kind, open_file, read_json
 
 KINDS = ("text", "jsonl", "json", "parquet", "arrow")
@@ -30,7 +30,7 @@ _ENDINGS = {
     **{".json": "json", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"},
 }
 _TABLES = {".csv": "CSV", ".tsv": "TSV", ".xls": "Excel", ".xlsx": "Excel", ".ods": "OpenDocument"}
-# What files begin with, whatever their names say.
+# The first bytes of files, by which they are known under any name.
 _SIGNATURES = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "Zstandard", b"PAR1": "Parquet", b"ARROW1": "Arrow"}
 _NAMES = {
     "gz": "gzip",
@@ -70,14 +70,6 @@ class InputFile:
     def bytes(self) -> int | None:
         """Of the file as it lies there; None: unknown."""
         return None if self.once or self.kind == "hub" else os.path.getsize(self.path)
-
-
-def requires(module: str, what: str):
-    """An optional library, or the one line that says how to get it."""
-    try:
-        return __import__(module)
-    except ImportError:
-        raise InputError(f"{what} needs {module}, which is not installed: pip install {module}") from None
 
 
 class _Unpacked(io.RawIOBase):
@@ -273,9 +265,7 @@ def _datasets_folder(folder: Path, split: str) -> list[InputFile] | None:
 
 
 def _folder(folder: Path, out: Path, kind: str) -> tuple[list[InputFile], list[tuple[str, str]]]:
-    """The files of a folder by their names, hidden ones and what lies in `out` left out, and why others
-    are.
-    """
+    """(files of a folder by name, without hidden ones and `out`; (path, reason) of those left out)."""
     files, refused = [], []
     for path in sorted(folder.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
@@ -289,9 +279,7 @@ def _folder(folder: Path, out: Path, kind: str) -> tuple[list[InputFile], list[t
 
 
 def find(name: str, out: Path, kind: str = "auto", split: str = "train"):
-    """The files that one argument names, and (path, reason) of those of a folder that are left out. Raises
-    InputError where it names none.
-    """
+    """(the files of one argument, (path, reason) of files left out). Raises InputError if there is none."""
     if name == STDIN:
         return [_describe_stdin(kind)], []
     path = Path(name)

@@ -28,7 +28,7 @@ from llamac.data.inputs import InputFile
 from llamac.data.progress import Progress
 from llamac.data.shards import FORMAT, INDEX, PARTIAL, STATE, ShardWriter, write_json
 from llamac.data.tokenizer_json import SETTINGS
-from llamac.data.tokens import token_dtype
+from llamac.data.tokens import read_bin, token_dtype
 from llamac.data.workers import Workers
 
 SPLITS = ("train", "val")
@@ -56,9 +56,7 @@ _SAVE_SECONDS = 10.0
 
 @dataclass
 class Source:
-    """Inputs that are read one after the other. weight: its share of the training tokens; None: there is no
-    mix.
-    """
+    """Inputs that are read one after another. weight: share of the training tokens; None: no mix."""
 
     name: str
     files: list[InputFile]
@@ -79,16 +77,14 @@ class Settings:
 
 
 class _Feed:
-    """A source while it is read: the blocks that workers have, in order, and how far the first of them is
-    used.
-    """
+    """A source while it is read: the blocks of the workers in order, and the progress in the first one."""
 
     def __init__(self, source: Source, state: dict[str, Any]):
         self.source = source
         self.after: list[Any] = state.get("after", [0])
         self.used: int = state.get("used", 0)  # pieces of the first block that are written
         self.counted: bool = state.get("counted", False)  # whether what it left out is
-        self.open: bool = state.get("open", False)  # whether a document goes on in what comes next
+        self.open: bool = state.get("open", False)  # whether a document continues in the next block
         self.given: int = state.get("given", 0)  # training tokens
         self.documents: int = state.get("documents", 0)
         self.more = True
@@ -137,9 +133,7 @@ class Run:
                 self._note_all(source.refused)
 
     def make(self, stopped: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """Everything; returns the index. Where `stopped` says so, saves the state and raises
-        KeyboardInterrupt.
-        """
+        """Makes the data set; returns its index. If stopped(), saves and raises KeyboardInterrupt."""
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are what is parallel
         self.encoder.encode_arrays(["a"])  # what it prepares once, the workers share
         work = _Work(self.sources, self.encoder, self.dtype)
@@ -160,9 +154,7 @@ class Run:
     # reading
 
     def _fill(self, workers: Workers) -> None:
-        """Hand out blocks while a worker takes one. The window bounds the memory: a block and its ids are
-        megabytes.
-        """
+        """Submits blocks while a worker takes one. The window bounds the memory: a block has megabytes."""
         while workers.free():
             open_feeds = [feed for feed in self.feeds if feed.more]
             if not open_feeds or sum(len(feed.waiting) for feed in self.feeds) >= self._window():
@@ -284,7 +276,7 @@ class Run:
     # the end
 
     def save(self) -> None:
-        """Everything that a later run needs to go on from here."""
+        """Everything that a later run needs to continue from here."""
         self._saved = time.monotonic()
         state = {
             "fingerprint": self.fingerprint,
@@ -344,7 +336,7 @@ class Run:
 
 
 class _Work:
-    """What a worker does with (source, block)."""
+    """The work of a worker on (source, block)."""
 
     def __init__(self, sources: list[Source], encoder: Encoder, dtype: np.dtype):
         self._readings = [source.reading for source in sources]
@@ -361,9 +353,7 @@ def _total_bytes(sources: list[Source]) -> int | None:
 
 
 def fingerprint(settings: Settings, sources: list[Source], tokenizer: Any) -> str:
-    """Of what decides the shards: inputs with size and time, how they are read, the tokenizer. Another one:
-    another run begins.
-    """
+    """A hash of the inputs with size and time, of how they are read, and of the tokenizer."""
     inputs = [
         [source.name, source.weight, asdict(source.reading), [_identity(file) for file in source.files]]
         for source in sources
@@ -376,13 +366,13 @@ def _identity(file: InputFile) -> list[Any]:
     if file.kind == "hub":
         return [file.path]
     if file.once:
-        return [file.path, os.getpid(), time.time()]  # nobody can say that it is the same again
+        return [file.path, os.getpid(), time.time()]  # no later input is known to be the same
     status = os.stat(file.path)
     return [os.path.abspath(file.path), file.kind, status.st_size, status.st_mtime_ns]
 
 
 def load_state(out: Path, expected: str) -> dict[str, Any]:
-    """What a stopped run of the same inputs left; {}: nothing."""
+    """The state that a stopped run of the same inputs left; {}: none."""
     path = out / PARTIAL / STATE
     if not path.exists():
         return {}
@@ -409,8 +399,15 @@ def is_made(out: Path, expected: str) -> dict[str, Any] | None:
         return None
     if index["fingerprint"] != expected:
         return None
-    names = [name for split in SPLITS for name in shard_names(split, len(index["splits"][split]["shards"]))]
-    return index if all((out / name).is_file() for name in names) else None
+    for split in SPLITS:
+        counts = index["splits"][split]["shards"]
+        try:
+            found = [len(read_bin(out / name).tokens) for name in shard_names(split, len(counts))]
+        except InputError:
+            return None
+        if found != counts:
+            return None
+    return index
 
 
 def shard_names(split: str, count: int) -> list[str]:

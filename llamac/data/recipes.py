@@ -4,12 +4,14 @@ A local copy of a data set's files, in the hub's format, replaces the download (
 """
 
 import re
+import sysconfig
 import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamac.base.errors import InputError
-from llamac.data import hub
+from llamac.base.files import write_whole
+from llamac.data import hub, stdlib
 from llamac.data.documents import Reading
 from llamac.data.inputs import InputFile, find
 from llamac.data.prepare import Source
@@ -23,7 +25,8 @@ END_OF_TEXT = "<|endoftext|>"
 @dataclass(frozen=True)
 class Recipe:
     """hub: NAME or NAME:CONFIG; url: of a text file instead. has_val: whether it comes with a
-    validation split. separator: of a text file of it. val_tokens, tokenizer: where the flags say nothing.
+    validation split. separator: of a text file of it. val_tokens, tokenizer, vocab_size: where
+    the flags say nothing.
     """
 
     about: str
@@ -34,6 +37,7 @@ class Recipe:
     articles: bool = False
     val_tokens: int = 0
     tokenizer: str = ""
+    vocab_size: int = 0  # of a tokenizer that is trained on it
 
 
 def _wikitext(size: str) -> Recipe:
@@ -42,7 +46,7 @@ def _wikitext(size: str) -> Recipe:
 
 
 RECIPES = {
-    "stdlib": Recipe("sources of Python's standard library: every machine has them"),
+    "stdlib": Recipe("sources of Python's standard library: every machine has them", vocab_size=4096),
     "tinyshakespeare": Recipe(
         "Tiny Shakespeare, in paragraphs; the first 32,768 tokens are validation, as in llm.c",
         url=_SHAKESPEARE, separator="\n\n", val_tokens=32768, tokenizer="gpt2",
@@ -60,12 +64,13 @@ RECIPES = {
 
 
 def sources(name: str, label: str, reading: Reading, out: Path, local: str | None) -> list[Source]:
-    """The sources of a data set by its name: a validation split, where it has one, then training. `label`:
-    what the user calls them.
-    """
+    """The sources of a named data set: validation, if any, then training. label: the user's name for it."""
     recipe = RECIPES[name]
     how = replace(reading, separator=reading.separator or recipe.separator, articles=recipe.articles)
-    if local:
+    refused: list[tuple[str, str]] = []
+    if name == "stdlib":
+        train, val = stdlib.files(Path(local or sysconfig.get_path("stdlib")))
+    elif local:
         files, refused = find(local, out)
         val = [file for file in files if recipe.has_val and _VAL.search(Path(file.path).name)]
         train = [file for file in files if file not in val and not _TEST.search(Path(file.path).name)]
@@ -73,9 +78,9 @@ def sources(name: str, label: str, reading: Reading, out: Path, local: str | Non
             raise InputError(f"{local}: expected files of {name}, found none for training")
     elif recipe.hub:
         val = [hub.describe(recipe.hub, "validation")] if recipe.has_val else []
-        train, refused = [hub.describe(recipe.hub, "train")], []
+        train = [hub.describe(recipe.hub, "train")]
     else:
-        val, train, refused = [], [_downloaded(name, recipe.url, out)], []
+        val, train = [], [_downloaded(name, recipe.url, out)]
     found = [Source(label, train, replace(how, split="train" if val else how.split), refused=refused)]
     if val:
         found.insert(0, Source(f"{label} (validation)", val, replace(how, split="val")))
@@ -92,7 +97,5 @@ def _downloaded(name: str, url: str, out: Path) -> InputFile:
         except OSError as error:
             raise InputError(f"{name}: cannot download {url}: {error}; --local FILE takes a copy") from None
         out.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        write_whole(path, content)
     return InputFile(str(path), "text")

@@ -7,6 +7,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from llamac.base.files import write_whole
 from llamac.data.tokens import HEADER_BYTES, bin_header
 
 INDEX = "index.json"
@@ -16,19 +17,12 @@ FORMAT = "llamac shards 1"
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Renamed into place when it is on disk."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 class ShardWriter:
     """Tokens of one split to folder/{split}_0.bin, …, each of shard_tokens but the last. A shard is
-    {split}_N.tmp until it is whole. `state()` is what `restore` needs to go on from there.
+    {split}_N.tmp until it is whole. `restore` continues from a `state()`.
     """
 
     def __init__(
@@ -89,7 +83,7 @@ class ShardWriter:
         return {"shards": list(self.shards), "held": self._held}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken; what was written later is overwritten."""
+        """Continue where `state` was taken; later writes are overwritten."""
         self.shards, self._held = list(state["shards"]), state["held"]
         later = self.path(len(self.shards))
         if later.exists():  # it became whole after the state was taken

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llamac.base.errors import InputError
-from llamac.base.files import excerpt, read_json
+from llamac.base.files import excerpt, expect, read_json
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -50,7 +50,9 @@ def read(directory: str | Path, own: Mapping[str, Any] | None = None) -> Special
         if isinstance(more, dict):  # the model's own roles
             own_roles |= {role: _token(path, role, value) for role, value in more.items()}
         else:
-            tokens = [_token(path, "extra_special_tokens", value) for value in _checked(path, more, list)]
+            tokens = [
+                _token(path, "extra_special_tokens", value) for value in expect(more, [object], str(path))
+            ]
             extra += [token for token in tokens if token not in extra]
             plain |= {token["content"] for value, token in zip(more, tokens) if not _is_typed(value)}
         for role, value in values.items():
@@ -68,7 +70,7 @@ def read(directory: str | Path, own: Mapping[str, Any] | None = None) -> Special
             listed[_id(added, id)] = {"content": name, "normalized": not is_special, "special": is_special}
         listed |= {token["id"]: _token(added, "", token) for token in own.get("added_tokens") or []}
     else:
-        for id, value in _checked(config, settings["added_tokens_decoder"] or {}, dict).items():
+        for id, value in expect(settings["added_tokens_decoder"] or {}, {}, str(config)).items():
             listed[_id(config, id)] = _token(config, f"added_tokens_decoder.{id}", value)
     roles = {role: found[role] for role in (*ROLES, *found) if role in found} | own_roles
     names = {role: token["content"] for role, token in roles.items()}
@@ -91,14 +93,7 @@ def _with_special(token: Token, names: set[str]) -> Token:
 
 def _object(path: Path) -> dict[str, Any]:
     """The content of a file of settings; {} where there is none."""
-    return _checked(path, read_json(path), dict) if path.exists() else {}
-
-
-def _checked(path: Path, value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        expected = "an object" if kind is dict else "a list"
-        raise InputError(f"{path}: expected {expected}, found {excerpt(value)}")
-    return value
+    return read_json(path, {}) if path.exists() else {}
 
 
 def _id(path: Path, value: Any) -> int:

@@ -7,7 +7,6 @@ any other file gets one, <|endoftext|>, as in GPT-2.
 import base64
 import binascii
 import json
-import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,7 @@ import tiktoken
 import xxhash
 
 from llamac.base.errors import InputError
-from llamac.base.files import read_bytes
+from llamac.base.files import read_bytes, write_whole
 from llamac.data import tokenizer_json, vocabulary
 from llamac.data.bpe import GPT2_SPLIT, LLAMA3_SPLIT, byte_letters, encode_fast, rank_file, rank_hash
 from llamac.data.tokens import Shard
@@ -61,6 +60,7 @@ class Tokenizer:
         llama3 = self.n_ranks == LLAMA3_RANKS
         self.bos = self.special["<|begin_of_text|>" if llama3 else "<|endoftext|>"]
         self.eos = self.special["<|end_of_text|>"] if llama3 else None
+        self.end = self.bos if self.eos is None else self.eos  # follows a document
         self.hash = hash
         self.pad = self.special["<|finetune_right_pad_id|>"] if llama3 else self.bos
         self.split = GPT2_SPLIT if self.n_ranks == GPT2_RANKS else LLAMA3_SPLIT
@@ -93,10 +93,6 @@ class Tokenizer:
         """encode(), but names of special tokens are these tokens."""
         return self._encoding.encode(text, allowed_special="all")
 
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """encode() of each text, on all cores."""
-        return self._encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
-
     def encode_arrays(self, texts: list[str]) -> list[np.ndarray]:
         """encode() of each text: uint32 [n]."""
         return [encode_fast(self._encoding, text, self._encode_slowly) for text in texts]
@@ -107,18 +103,11 @@ class Tokenizer:
             self._backend.encode_special_tokens = True
         return np.array(self._backend.encode(text).ids, np.uint32)
 
-    def encode_documents(self, documents: list[str]) -> np.ndarray:
-        """uint32[n]: the tokens of all documents, each between `bos` and `eos`."""
-        end = [] if self.eos is None else [self.eos]
-        encoded = self.encode_batch(documents)
-        return np.concatenate([np.array([self.bos, *ids, *end], np.uint32) for ids in encoded])
-
     @property
     def names(self) -> dict[str, str]:
         """Texts of the special tokens by their roles, as in tokenizer_config.json."""
         by_id = {id: name for name, id in self.special.items()}
-        end = self.bos if self.eos is None else self.eos
-        return {"bos_token": by_id[self.bos], "eos_token": by_id[end], "pad_token": by_id[self.pad]}
+        return {"bos_token": by_id[self.bos], "eos_token": by_id[self.end], "pad_token": by_id[self.pad]}
 
     def write_beside_tokens(self, folder: Path) -> None:
         """The rank file, and export()."""
@@ -132,10 +121,7 @@ class Tokenizer:
 
 def save(path: str | Path, ranks: dict[bytes, int]) -> None:
     """Write a rank file; renamed into place when whole."""
-    path = Path(path)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(rank_file(ranks))
-    os.replace(temporary, path)
+    write_whole(path, rank_file(ranks))
 
 
 def _read_ranks(path: Path, content: bytes) -> dict[bytes, int]:
@@ -165,8 +151,7 @@ def of_ranks(ranks: dict[bytes, int]) -> Tokenizer:
 
 
 def data_hash(own: Any) -> int:
-    """The hash that shards and files of questions record for a tokenizer: of its file; where export() wrote
-    tokenizer.json from a rank file, of the rank file."""
+    """The hash in shards: of the tokenizer's file; if export() made it from a rank file, of the rank file."""
     # Only export() sets this flag: other tokenizers need no comparison, which takes seconds.
     if isinstance(own, Tokenizer) or not own.ranks or not own.special_tokens.split:
         return own.hash
@@ -186,11 +171,9 @@ def load(path: str | Path) -> Any:
     if path.suffix == ".json":
         return tokenizer_json.load(path)
     if path.suffix == ".vocab":
-        made, found = vocabulary.read(path), tokenizer_json.load(path.parent)
-        if made.hash != found.hash:
-            raise InputError(
-                f"{found.path}: expected the tokenizer of {path.name} (XXH3_64 {made.hash:016x})"
-            )
+        hash, found = vocabulary.tokenizer_hash(path), tokenizer_json.load(path.parent)
+        if hash != found.hash:
+            raise InputError(f"{found.path}: expected the tokenizer of {path.name} (XXH3_64 {hash:016x})")
         return found
     if (
         path.suffix == ".model" and content[:1] == b"\n"
@@ -213,7 +196,7 @@ def _in_directory(folder: Path) -> Path:
 
 
 def find(setting: str, shards: list[Shard]) -> Any:
-    """What --tokenizer means for these shards: a file as load() takes it; auto: tokenizer.tiktoken,
+    """The tokenizer of --tokenizer for these shards: a file as load() takes it; auto: tokenizer.tiktoken,
     tokenizer.vocab or tokenizer.model beside the first, if there; none: None. Raises InputError if one was
     made with another."""
     if setting == "none":
@@ -232,8 +215,7 @@ def find(setting: str, shards: list[Shard]) -> Any:
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """Every pair of tokens that makes a third one, in the order in which tiktoken joins them: by the rank of
-    what they make."""
+    """Every pair of tokens that makes a third one, in tiktoken's order: by the rank of the third one."""
     pairs = []
     for token, rank in ranks.items():
         halves = ((token[:i], token[i:]) for i in range(1, len(token)))
@@ -241,19 +223,26 @@ def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
     return [(a, b) for *_, a, b in sorted(pairs)]
 
 
+def _splitter(pattern: str) -> Any:
+    """Splits by the pattern, then spells bytes as letters."""
+    from tokenizers import Regex, pre_tokenizers
+
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([split, letters])
+
+
 def _backend(tokenizer: Tokenizer) -> Any:
     """The same tokenizer as a tokenizers.Tokenizer."""
-    from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Bpe
+    from tokenizers import decoders, models
 
     letter = {byte: letter for letter, byte in byte_letters().items()}
     word = {token: "".join(letter[byte] for byte in token) for token in tokenizer.ranks}
     vocabulary = {word[token]: rank for token, rank in tokenizer.ranks.items()}
     merges = [(word[a], word[b]) for a, b in _merges(tokenizer.ranks)]
     bpe = Bpe(models.BPE(vocabulary, merges, ignore_merges=True))
-    split = pre_tokenizers.Split(Regex(tokenizer.split), behavior="isolated")
-    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
+    bpe.pre_tokenizer = _splitter(tokenizer.split)
     bpe.decoder = decoders.ByteLevel()
     names = sorted(tokenizer.special, key=tokenizer.special.__getitem__)
     bpe.add_special_tokens(names)
@@ -272,20 +261,16 @@ def export(folder: str | Path, tokenizer: Tokenizer) -> None:
     }
     texts = {"tokenizer.json": bpe.to_str(), "tokenizer_config.json": json.dumps(settings, indent=2) + "\n"}
     for name, text in texts.items():
-        temporary = Path(folder) / f"{name}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, Path(folder) / name)
+        write_whole(Path(folder) / name, text.encode())
 
 
 def train_bpe(texts: Iterable[str], n_ranks: int):
     """A byte-level BPE (tokenizers.Tokenizer) trained on texts, with Llama 3's split pattern."""
-    from tokenizers import Regex, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Bpe
+    from tokenizers import models, pre_tokenizers, trainers
 
-    split = pre_tokenizers.Split(Regex(LLAMA3_SPLIT), behavior="isolated")
-    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe = Bpe(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
+    bpe.pre_tokenizer = _splitter(LLAMA3_SPLIT)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=n_ranks, initial_alphabet=alphabet, show_progress=False)
     bpe.train_from_iterator(texts, trainer)
@@ -302,8 +287,7 @@ def train(texts: Iterable[str], n_ranks: int) -> dict[bytes, int]:
 
 
 def gpt2_ranks() -> dict[bytes, int]:
-    """GPT-2's ranks through tiktoken, which downloads them once, or takes them from TIKTOKEN_CACHE_DIR.
-    Raises InputError where neither is possible."""
+    """GPT-2's ranks by tiktoken, which downloads them or reads TIKTOKEN_CACHE_DIR. Raises InputError."""
     try:
         return tiktoken.get_encoding("gpt2")._mergeable_ranks
     except (OSError, ValueError) as error:  # no connection; a download that is damaged

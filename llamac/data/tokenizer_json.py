@@ -57,6 +57,7 @@ class JsonTokenizer:
         roles = [self.names.get(role) for role in ("bos_token", "eos_token", "pad_token")]
         bos, eos, self.pad = (None if name is None else self.backend.token_to_id(name) for name in roles)
         self.bos, self.eos = (eos, None) if bos == eos else (bos, eos)
+        self.end = self.bos if self.eos is None else self.eos  # follows a document
         self.vocab_size = max(self.backend.get_vocab().values(), default=-1) + 1
         if self.vocab_size < 1:
             raise InputError(f"{path}: expected a vocabulary, found none")
@@ -112,9 +113,7 @@ class JsonTokenizer:
         return self._fast is not None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of text, without any before or behind it. Names of special tokens in it are those tokens,
-        unless the directory's split_special_tokens says otherwise.
-        """
+        """Token ids of a text alone. Names of special tokens are these, unless split_special_tokens."""
         return self.encode_arrays([text])[0].tolist()
 
     def encode_arrays(self, texts: list[str]) -> list[np.ndarray]:
@@ -131,9 +130,7 @@ class JsonTokenizer:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Bytes of each id. Raises InputError for a decoder that is neither byte-level nor
-        sentencepiece's.
-        """
+        """Bytes of each id. Raises InputError if the decoder is not byte-level or sentencepiece's."""
         return _vocabulary(self)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -241,9 +238,7 @@ class _Fast:
 
 
 def _words_in_order(model: dict[str, Any], added: set[str]) -> list[str] | None:
-    """The vocabulary's words in the order in which merges make them, bytes first; None where they have no one
-    order.
-    """
+    """The words in the order in which merges make them, bytes first; None if there is no single order."""
     letters = byte_letters()
     vocabulary = model.get("vocab")
     if not isinstance(vocabulary, dict) or not letters.keys() <= vocabulary.keys():

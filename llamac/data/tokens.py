@@ -42,9 +42,8 @@ class Shard:
     packed: int = 0
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Tokens start .. start+count-1, with their marks. Raises InputError where somebody has cut the file,
-        in whose map the process would end by SIGBUS.
-        """
+        """Tokens start .. start+count-1, with their marks. Raises InputError if the file was cut."""
+        # Not by the map: in that of a file that was cut, the process would end by SIGBUS.
         size = self.tokens.dtype.itemsize
         raw = os.pread(self.file.fileno(), count * size, HEADER_BYTES + start * size)
         if len(raw) < count * size:
@@ -117,32 +116,31 @@ def write_bin(
     os.replace(temporary, path)
 
 
-def write_shards(
-    folder: str | Path,
-    split: str,
-    tokens: np.ndarray,
-    vocab_size: int,
-    tokenizer_hash: int,
-    shard_tokens: int = 1 << 27,
-) -> None:
-    """Write tokens [n] as folder/{split}_000.bin, …, of at most shard_tokens each, none where there are no
-    tokens; removes older ones.
-    """
-    shards = -(-len(tokens) // shard_tokens)
-    paths = [Path(folder) / f"{split}_{i:03d}.bin" for i in range(shards)]
-    for i, path in enumerate(paths):
-        part = tokens[len(tokens) * i // shards : len(tokens) * (i + 1) // shards]
-        write_bin(path, part, vocab_size, tokenizer_hash)
-    for stale in set(Path(folder).glob(f"{split}_*.bin")) - set(paths):
-        stale.unlink()
-
-
 def check_tokens(shard: Shard, tokens: np.ndarray, start: int, vocab_size: int) -> None:
     """Raise InputError if one of these tokens, at index `start` of the shard, is no id of the vocabulary."""
     if tokens.size and int(tokens.max()) >= vocab_size:
         at = int(np.argmax(tokens >= vocab_size))
         where = f"{shard.path}: token {start + at}"
         raise InputError(f"{where}: expected an id below {vocab_size}, found {tokens[at]}")
+
+
+def as_ids(ids: Any, what: str, vocab_size: int, rank: int = 1, none: int | None = None) -> np.ndarray:
+    """int32 [rank dimensions], contiguous: ids of the vocabulary, or `none`. Raises InputError for others."""
+    try:
+        array = np.asarray(ids)
+    except ValueError as error:  # rows of different lengths
+        raise InputError(f"{what}: expected an array of integers: {error}") from None
+    if array.ndim != rank or not array.size:
+        expected = f"{rank} dimensions that are not empty"
+        raise InputError(f"{what}: expected {expected}, found shape {array.shape}")
+    if array.dtype.kind not in "iu":
+        raise InputError(f"{what}: expected integers, found {array.dtype}")
+    wrong = (array < 0) | (array >= vocab_size)
+    if none is not None:
+        wrong &= array != none
+    if wrong.any():
+        raise InputError(f"{what}: expected ids from 0 to {vocab_size - 1}, found {array[wrong][0]}")
+    return np.ascontiguousarray(array, dtype=np.int32)
 
 
 def find_documents(tokens: np.ndarray, marks: tuple[int | None, int | None]) -> np.ndarray:

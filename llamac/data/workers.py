@@ -1,115 +1,68 @@
-"""Processes that encode blocks. The parent reads and writes; results return in the order of the blocks, for
-any number of workers. Pipes carry blocks and ids as bytes. Workers are forked, so they share the tokenizer.
-"""
+"""Processes that encode blocks; the parent reads and writes. They are forked, so they share the tokenizer."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
-from queue import SimpleQueue
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from llamac.base.errors import InputError
-
-_AHEAD = 2  # blocks that a worker holds: one that it encodes, one that waits
+_AHEAD = 2  # blocks per worker: one that it encodes, one that waits
+_PR_SET_PDEATHSIG = 1
+_work: Callable[[Any], Any]  # in a worker
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
+def _begin(work: Callable[[Any], Any]) -> None:
+    """In a worker. The parent handles Ctrl-C; the kernel ends the worker with the parent."""
+    global _work
+    _work = work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _call(payload: Any) -> Any:
+    return _work(payload)
+
+
 class Workers:
-    """N processes that each run work(payload). submit() hands one over, under a key; next() gives a finished
-    (key, result). free() says whether a worker takes another one now.
+    """Processes that each run work(payload). submit() queues a payload under a key; next() returns a finished
+    (key, result). free() says whether a worker takes another payload now.
     """
 
     def __init__(self, count: int, work: Callable[[Any], Any]):
-        context = multiprocessing.get_context("fork")
-        pairs = [context.Pipe() for _ in range(count)]
-        self._pipes = [parent for parent, _ in pairs]
-        self._load = [0] * count
-        ends = [end for pair in pairs for end in pair]
-        self._processes = [
-            context.Process(
-                target=_run, args=(pair[1], [e for e in ends if e is not pair[1]], work), daemon=True
-            )
-            for pair in pairs
-        ]
-        for process in self._processes:
-            process.start()
-        for _, theirs in pairs:
-            theirs.close()
+        fork = multiprocessing.get_context("fork")
+        self._pool = ProcessPoolExecutor(count, fork, _begin, (work,))
+        self._most, self._running = _AHEAD * count, dict[Future, Any]()
 
     def free(self) -> bool:
-        return min(self._load) < _AHEAD
+        return len(self._running) < self._most
 
     def submit(self, key: Any, payload: Any) -> None:
-        worker = self._load.index(min(self._load))
-        self._load[worker] += 1
         try:
-            self._pipes[worker].send((key, payload))
-        except (BrokenPipeError, ConnectionResetError):
-            self._died(worker)
+            self._running[self._pool.submit(_call, payload)] = key
+        except BrokenProcessPool:
+            raise self._died() from None
 
     def next(self) -> tuple[Any, Any]:
-        """The next result, waited for. Raises what the work raised."""
-        ready = wait(self._pipes)[0]
-        worker = self._pipes.index(ready)  # type: ignore[arg-type]
+        """Waits for a result. Raises the exception of the work."""
+        done = next(iter(wait(self._running, return_when=FIRST_COMPLETED).done))
         try:
-            key, result = self._pipes[worker].recv()
-        except (EOFError, ConnectionResetError):
-            self._died(worker)
-        self._load[worker] -= 1
-        if isinstance(result, BaseException):
-            raise result
-        return key, result
+            return self._running.pop(done), done.result()
+        except BrokenProcessPool:
+            raise self._died() from None
 
-    def _died(self, worker: int) -> None:
-        self._processes[worker].join(5)
-        code = self._processes[worker].exitcode
-        why = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        raise ChildProcessError(
-            f"a worker ended by {why}; the same command continues, with fewer --workers if memory ran out"
+    def _died(self) -> ChildProcessError:
+        return ChildProcessError(
+            "a worker was killed; the same command continues, with fewer --workers if memory ran out"
         )
 
     def close(self) -> None:
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.terminate()
-            process.join()
-
-
-def _run(pipe: Connection, others: list[Connection], work: Callable[[Any], Any]) -> None:
-    """In a worker. Ctrl-C is the parent's; where the parent is gone, the pipe is at its end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for other in others:
-        other.close()
-    waiting: SimpleQueue = SimpleQueue()
-    # The parent never waits in send() for a worker that itself waits to hand over a result.
-    threading.Thread(target=_receive, args=(pipe, waiting), daemon=True).start()
-    while (task := waiting.get()) is not None:
-        key, payload = task
-        try:
-            result = work(payload)
-        except InputError as error:
-            result = error
-        except Exception as error:
-            result = RuntimeError(f"{type(error).__name__}: {error}")
-        try:
-            pipe.send((key, result))
-        except BrokenPipeError:
-            break
-    os._exit(0)
-
-
-def _receive(pipe: Connection, waiting: SimpleQueue) -> None:
-    try:
-        while True:
-            waiting.put(pipe.recv())
-    except (EOFError, OSError):
-        waiting.put(None)
+        self._pool.shutdown(cancel_futures=True)

@@ -10,14 +10,15 @@ questions with the wording and scoring of lm-eval. FOLDER contains the original 
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
+from llamac.base.arguments import Parser, check_least, table
 from llamac.base.errors import InputError, printable
 from llamac.data.tokenizer import data_hash
 from llamac.eval import questions as asked
@@ -29,40 +30,25 @@ from llamac.inference.model import add_flags
 Row = dict[str, str | float | int | None]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="llamac eval",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _parser() -> Parser:
+    parser = Parser("eval", __doc__)
     add = parser.add_argument
     add("directory", metavar="DIR", help="config.json, weights, tokenizer")
     known = ", ".join([*tasks.TASKS, *tasks.GROUPS])
     add("--tasks", default="", metavar="LIST", help=f"tasks, separated by commas: {known}")
-    add("--data", type=Path, metavar="FOLDER", help="folder of the tasks' files (default: the hub)")
-    add("--limit", type=int, metavar="N", help="use the first N questions of each task")
+    parser.path("--data", "folder of the tasks' files (default: the hub)", "FOLDER")
+    parser.integer("--limit", "use the first N questions of each task")
     add("--text", nargs="+", metavar="FILE", help="compute bits per byte of text files, one document each")
     add("--shards", metavar="PATTERN", help="compute the perplexity of token files")
-    add(
-        "--prepare",
-        type=Path,
-        metavar="FOLDER",
-        help="write NAME.questions of the tasks; DIR may be a tokenizer",
-    )
+    parser.path("--prepare", "write NAME.questions of the tasks; DIR may be a tokenizer", "FOLDER")
     add("--json", metavar="FILE", help="write the results and each question's answer")
-    add(
-        "--batch-tokens",
-        type=int,
-        default=BATCH_TOKENS,
-        metavar="N",
-        help=f"tokens per pass ({BATCH_TOKENS})",
-    )
-    add("--context", type=int, metavar="N", help="tokens per sequence (the model's, up to --batch-tokens)")
+    parser.integer("--batch-tokens", f"tokens per pass ({BATCH_TOKENS})", BATCH_TOKENS)
+    parser.integer("--context", "tokens per sequence (the model's, up to --batch-tokens)")
     add_flags(parser)
     return parser
 
 
-def answers(scorer: Scorer, questions: list[Question], done: Callable[[int], None] | None = None):
+def answers(scorer: Scorer, questions: list[Question], done: Callable[[int], object] | None = None):
     """(likelihoods of the choices) of each question."""
     pairs = [pair for question in questions for pair in question.pairs]
     found = iter(scorer.of_texts(pairs, done))
@@ -114,31 +100,24 @@ def prepare(encoder: PairEncoder, args: argparse.Namespace) -> None:
         raise InputError(f"{error.filename}: {error.strerror}") from None
 
 
-def _counter(tell: Callable[[str, int, int], None], what: str, total: int) -> Callable[[int], None]:
-    """Adds up what is done and tells it."""
-    done = 0
-
-    def add(n: int) -> None:
-        nonlocal done
-        done += n
-        tell(what, done, total)
-
-    return add
+def _bar(total: int, what: str) -> Callable[[int], object]:
+    """Counts what is done, on a terminal."""
+    return tqdm(total=total, desc=what, disable=None).update
 
 
-def evaluate(scorer: Scorer, args: argparse.Namespace, tell: Callable[[str, int, int], None]):
+def evaluate(scorer: Scorer, args: argparse.Namespace):
     """(rows of results, {task: [{"gold", "logs"} of each question]})."""
     rows, details = [], {}
     for task in tasks.named(args.tasks):
         questions = _questions(task, args)
         total = sum(len(q.pairs) for q in questions)
-        logs = answers(scorer, questions, _counter(tell, f"{task.name}: choices", total))
+        logs = answers(scorer, questions, _bar(total, f"{task.name}: choices"))
         rows += count(task, questions, logs)
         details[task.name] = [{"gold": q.gold, "logs": log} for q, log in zip(questions, logs)]
     for what, score, given in (("text", text.of_files, args.text), ("shards", text.of_shards, args.shards)):
         if not given:
             continue
-        found = score(scorer, given, partial(_counter, tell, f"{what}: windows"))
+        found = score(scorer, given, partial(_bar, what=f"{what}: windows"))
         for metric in ("bits_per_byte", "perplexity"):
             value = getattr(found, metric)
             if value is not None:
@@ -148,25 +127,20 @@ def evaluate(scorer: Scorer, args: argparse.Namespace, tell: Callable[[str, int,
     return rows, details
 
 
-def table(rows: list[Row]) -> str:
+def as_table(rows: list[Row]) -> str:
     """The results as aligned columns."""
-    lines = [("task", "metric", "value", "stderr", "n")]
+    lines = []
     for row in rows:
         error = "" if row["stderr"] is None else f"{row['stderr']:.4f}"
         lines.append((str(row["task"]), str(row["metric"]), f"{row['value']:.4f}", error, str(row["n"])))
-    widths = [max(len(line[i]) for line in lines) for i in range(5)]
-    return "\n".join(
-        "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths)))
-        for line in lines
-    )
+    return table(("task", "metric", "value", "stderr", "n"), 2, lines)
 
 
 def main() -> None:
     args = _parser().parse_args()
     if not (tasks.named(args.tasks) or args.text or args.shards):
         raise InputError("nothing to do: expected --tasks, --text or --shards, found none of them")
-    if args.limit is not None and args.limit < 1:
-        raise InputError(f"--limit: expected a number from 1 on, found {args.limit}")
+    check_least(args, limit=1)
     if args.limit is not None and not args.tasks:
         raise InputError("--limit: expected it with --tasks, whose questions it limits")
 
@@ -176,15 +150,10 @@ def main() -> None:
         prepare(PairEncoder(args.directory), args)
         return
 
-    def tell(name: str, done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            end = "\n" if done == total else ""
-            print(f"\r{name}: {done} of {total}", end=end, file=sys.stderr, flush=True)
-
     scorer = Scorer(
         args.directory, args.dtype, args.context, batch_tokens=args.batch_tokens, kernels=args.kernel
     )
-    rows, details = evaluate(scorer, args, tell)
-    print(printable(table(rows)))
+    rows, details = evaluate(scorer, args)
+    print(printable(as_table(rows)))
     if args.json:
         Path(args.json).write_text(json.dumps({"results": rows, "questions": details}, indent=1) + "\n")

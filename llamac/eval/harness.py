@@ -49,8 +49,7 @@ class LlamacLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        own = self._scorer.model.tokenizer
-        return own.bos if own.eos is None else own.eos
+        return self._scorer.model.tokenizer.end
 
     @property
     def prefix_token_id(self) -> int:

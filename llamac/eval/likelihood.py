@@ -98,7 +98,7 @@ class Scorer(PairEncoder):
     def of_ids(
         self,
         pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
-        done: Callable[[int], None] | None = None,
+        done: Callable[[int], object] | None = None,
     ) -> list[Likelihood]:
         """Of each continuation behind its context, ids both. A pair longer than the model's context loses the
         context's first tokens. done: called with the number of pairs of each batch."""
@@ -129,9 +129,7 @@ class Scorer(PairEncoder):
         return self.of_ids([self.encode_pair(*pair) for pair in pairs], done)
 
     def windows(self, ids: Sequence[int] | np.ndarray) -> Iterator[tuple[list[int], list[int]]]:
-        """Pairs whose continuations are all of `ids`, each once: the first behind prefix(), the others behind
-        as much as fits, at least one token.
-        """
+        """Pairs whose continuations are all of `ids`: the first after prefix(), others after what fits."""
         most = self.context
         yield [self.prefix()], list(map(int, ids[:most]))
         for begin in range(most, len(ids), most):
@@ -139,7 +137,7 @@ class Scorer(PairEncoder):
             yield list(map(int, ids[end - most - 1 : begin])), list(map(int, ids[begin:end]))
 
     def _row(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[list[int], int]:
-        """What the model reads, and for how many of its last tokens the next ones count."""
+        """The tokens that the model reads, and for how many of the last ones the next ones count."""
         if not context or not continuation:
             raise InputError("likelihood: expected a context and a continuation of at least one token each")
         whole = [*context, *continuation][-(self.context + 1) :]

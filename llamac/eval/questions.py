@@ -2,12 +2,13 @@
 run (csrc/data/questions.h). docs/training.md, "The file of questions", has the format.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import xxhash
+
+from llamac.base.files import write_whole
 
 SUFFIX = ".questions"
 MAGIC, VERSION = 20261125, 1
@@ -29,8 +30,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Questions:
-    """vocab_size: ids are below it. hash: XXH3_64 of the tokenizer's file, as the shards record it. Either
-    all questions have lengths or none has."""
+    """hash: XXH3_64 of the tokenizer's file, as in shards. Either all questions have lengths or none."""
 
     questions: list[Asked]
     vocab_size: int
@@ -39,7 +39,6 @@ class Questions:
 
 def write(path: str | Path, found: Questions) -> None:
     """Write the file, renamed into place when whole."""
-    path = Path(path)
     choices, ids, every = [], [], []
     for question in found.questions:
         every += [len(question.pairs), question.gold]
@@ -53,6 +52,4 @@ def write(path: str | Path, found: Questions) -> None:
     header[:6] = MAGIC, VERSION, found.vocab_size, len(every) // 2, len(choices) // 3, len(ids)
     header[6:10] = [half for word in (found.hash, checksum) for half in (word & 0xFFFFFFFF, word >> 32)]
     header[10] = WITH_LENGTHS if found.questions[0].lengths else 0
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(header.tobytes() + payload)
-    os.replace(temporary, path)
+    write_whole(path, header.tobytes() + payload)

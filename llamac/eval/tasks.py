@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamac.base.errors import InputError
-from llamac.base.files import excerpt, parse_json, read_bytes
+from llamac.base.errors import InputError, requires
+from llamac.base.files import excerpt
+from llamac.data.documents import whole_rows
+from llamac.data.inputs import describe
 
 
 @dataclass(frozen=True)
@@ -125,26 +127,22 @@ def named(names: str) -> list[Task]:
 
 
 def read(task: Task, folder: Path) -> Iterator[Question]:
-    """The questions of the task's files: FOLDER/NAME, or FOLDER/NAME.jsonl or .parquet. Raises InputError
-    naming the file and the row."""
+    """The questions of FOLDER/NAME, or FOLDER/NAME.jsonl or .parquet. Raises InputError with file and row."""
     for path in _files(task, folder):
         yield from _questions(task, _rows(path), str(path))
 
 
 def from_hub(task: Task) -> Iterator[Question]:
     """The questions of the hub's data set, which the package datasets downloads."""
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise InputError(f"{task.name}: expected the package datasets, or --data, found neither") from None
+    datasets = requires("datasets", f"{task.name} without --data")
     name, configuration = task.hub
     try:
-        rows = load_dataset(name, configuration, split=task.split)
+        found = datasets.load_dataset(name, configuration, split=task.split)
     except Exception as error:  # what datasets raises has no class of its own
         raise InputError(
             f"{name}: cannot load: {str(error).splitlines()[0][:200]}; --data takes a copy"
         ) from None
-    yield from _questions(task, rows, name)
+    yield from _questions(task, found, name)
 
 
 def _questions(task: Task, rows: Iterable[dict], where: str) -> Iterator[Question]:
@@ -176,22 +174,7 @@ def _files(task: Task, folder: Path) -> list[Path]:
 
 
 def _rows(path: Path) -> Iterator[dict]:
-    if path.suffix == ".parquet":
-        yield from _parquet_rows(path)
-        return
-    for number, line in enumerate(read_bytes(path).split(b"\n"), 1):
-        if line.strip():
-            yield parse_json(line, f"{path}: line {number}", {})
-
-
-def _parquet_rows(path: Path) -> Iterator[dict]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise InputError(f"{path}: expected the package pyarrow, which reads Parquet, found none") from None
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                yield from batch.to_pylist()
-    except (ArrowException, OSError, MemoryError, ValueError) as error:  # ValueError: text not in UTF-8
-        raise InputError(f"{path}: expected Parquet: {str(error).splitlines()[0][:200]}") from None
+    for where, row, reason in whole_rows([describe(str(path))]):
+        if reason:
+            raise InputError(f"{where}: expected JSON, found {reason}")
+        yield row

@@ -39,7 +39,7 @@ class Total:
 
 
 # Of the number of windows: called with the number of each batch.
-Progress = Callable[[int], Callable[[int], None]]
+Progress = Callable[[int], Callable[[int], object]]
 
 
 def of_files(scorer: Scorer, paths: Sequence[str], progress: Progress | None = None) -> Total:
@@ -58,8 +58,7 @@ def of_files(scorer: Scorer, paths: Sequence[str], progress: Progress | None = N
 
 
 def of_shards(scorer: Scorer, pattern: str, progress: Progress | None = None) -> Total:
-    """Of the tokens of .bin files, each file as one text. bytes: of the directory's tokens, where its
-    tokenizer made them; else 0."""
+    """Of token files, each as one text. bytes: 0 unless the directory's tokenizer made them."""
     paths = sorted(glob(pattern))
     if not paths:
         raise InputError(f"{pattern}: expected token files, found none")

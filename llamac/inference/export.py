@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from llamac.base.errors import InputError
+from llamac.base.arguments import Parser
+from llamac.base.errors import InputError, requires
 from llamac.data import chat, tokenizer
 from llamac.data.bpe import GPT2_SPLIT, LLAMA3_SPLIT
 from llamac.data.tokenizer_json import QWEN2_SPLIT, JsonTokenizer, split_pattern
@@ -33,7 +34,7 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def rope_factors(config: Config, scaling: RopeScaling) -> np.ndarray:
-    """f32 [HD/2]: what Llama 3.1 divides each frequency by."""
+    """f32 [HD/2]: Llama 3.1's divisor of each frequency."""
     plain, scaled = (rope_frequencies(config.head_dim, config.rope_theta, s) for s in (None, scaling))
     return (np.array(plain) / np.array(scaled)).astype(np.float32)
 
@@ -41,10 +42,7 @@ def rope_factors(config: Config, scaling: RopeScaling) -> np.ndarray:
 def write_gguf(directory: str | Path, path: str | Path, dtype: str = "auto") -> None:
     """Write the model of a directory, renamed into place when whole. dtype: of matrices, f32, f16 or bf16;
     auto: the files'. Vectors are f32, as llama.cpp wants them. Raises InputError."""
-    try:
-        import gguf
-    except ImportError:
-        raise InputError("export: expected the package gguf, found none: pip install gguf") from None
+    gguf = requires("gguf", "llamac export")
     folder, path = Path(directory), Path(path)
     if not folder.is_dir():
         raise InputError(f"{directory}: expected a directory with config.json and weights")
@@ -141,18 +139,12 @@ def _add_tokenizer(writer: Any, c: Config, own: Any, folder: Path) -> None:
         writer.add_add_space_prefix(first_space)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    begin = own.bos
-    end = own.bos if own.eos is None else own.eos
-    for id, add in (
-        (begin, writer.add_bos_token_id),
-        (end, writer.add_eos_token_id),
-        (own.pad, writer.add_pad_token_id),
-    ):
+    for role, id in (("bos", own.bos), ("eos", own.end), ("pad", own.pad)):
         if id is not None:
-            add(id)
+            getattr(writer, f"add_{role}_token_id")(id)
     import gguf
 
-    adds = {"bos": begin is not None}  # of a rank file
+    adds = {"bos": own.bos is not None}  # of a rank file
     if own.path.parent == folder:  # else as llama.cpp's own converter reads the files
         adds = gguf.SpecialVocab(folder).add_special_token
     for role, value in adds.items():
@@ -216,20 +208,19 @@ def _add_tensors(writer: Any, types: Any, c: Config, folder: Path, dtype: str) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="llamac export",
-        description="Export a model for other programs. DIR: a checkpoint or another Hugging Face directory.",
+    parser = Parser(
+        "export", "Export a model for other programs. DIR: a checkpoint or another Hugging Face directory."
     )
-    formats = parser.add_subparsers(dest="format", required=True, metavar="gguf|hf")
+    formats = parser.add_subparsers(
+        dest="format", required=True, metavar="gguf|hf", parser_class=argparse.ArgumentParser
+    )
     gguf = formats.add_parser("gguf", help="write FILE for llama.cpp")
-    gguf.add_argument("directory", metavar="DIR", help="config.json, weights, tokenizer")
-    gguf.add_argument("file", metavar="FILE", help="file to write")
-    gguf.add_argument(
-        "--dtype", default="auto", choices=["auto", "f32", "f16", "bf16"], help="type of the matrices"
-    )
+    known = ["auto", "f32", "f16", "bf16"]
+    gguf.add_argument("--dtype", default="auto", choices=known, help="type of the matrices")
     folder = formats.add_parser("hf", help="copy the model without its training state, with a model card")
-    folder.add_argument("directory", metavar="DIR", help="config.json, weights, tokenizer")
-    folder.add_argument("file", metavar="OUT", help="new folder")
+    for each, name, what in ((gguf, "FILE", "file to write"), (folder, "OUT", "new folder")):
+        each.add_argument("directory", metavar="DIR", help="config.json, weights, tokenizer")
+        each.add_argument("file", metavar=name, help=what)
     args = parser.parse_args()
     if args.format == "hf":
         write_hf(args.directory, args.file)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
+from llamac.base.arguments import Parser, check_least
 from llamac.base.errors import CONTROL, InputError, printable
 from llamac.base.files import parse_json, read_bytes
 from llamac.inference.model import Inference, Sampling, TextModel, TextStream, add_flags
@@ -21,57 +22,30 @@ MOST_TOKENS = 256  # of an answer, without --tokens
 TALK_TOKENS = 8192  # of a conversation, without --context
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="llamac generate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _parser() -> Parser:
+    parser = Parser("generate", __doc__)
     add = parser.add_argument
     add("directory", metavar="DIR", help="config.json, weights, tokenizer")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--prompt", metavar="TEXT", help="text that the model continues")
-    which.add_argument("--prompt-ids", metavar="LIST", help="the prompt as token ids, separated by commas")
-    which.add_argument(
-        "--prompts",
-        metavar="FILE",
-        help='a prompt per line; .jsonl: {"prompt": ...} or {"messages": [...]} per line; -: stdin',
-    )
-    add("--chat", action="store_true", help="use prompts as messages of a user, with the chat template")
+    which = parser.add_mutually_exclusive_group().add_argument
+    which("--prompt", metavar="TEXT", help="text that the model continues")
+    which("--prompt-ids", metavar="LIST", help="the prompt as token ids, separated by commas")
+    lines = 'a prompt per line; .jsonl: {"prompt": ...} or {"messages": [...]} per line; -: stdin'
+    which("--prompts", metavar="FILE", help=lines)
+    parser.switch("--chat", "use prompts as messages of a user, with the chat template")
     add("--system", metavar="TEXT", help="system message, with --chat")
-    add(
-        "--tokens",
-        type=int,
-        metavar="N",
-        help=f"largest number of tokens of an answer ({MOST_TOKENS}, or what fits behind the longest prompt)",
-    )
-    add(
-        "--temperature",
-        type=float,
-        default=0.8,
-        metavar="X",
-        help="temperature; 0: the most likely token (0.8)",
-    )
-    add("--top-k", type=int, default=0, metavar="K", help="sample from the K most likely tokens; 0: all (0)")
-    add(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="sample from the most likely tokens of this total probability (1)",
-    )
-    add("--seed", type=int, default=0, metavar="N", help="seed of the random numbers (0)")
+    room = f"{MOST_TOKENS}, or what fits behind the longest prompt"
+    parser.integer("--tokens", f"largest number of tokens of an answer ({room})")
+    parser.number("--temperature", "temperature; 0: the most likely token (0.8)", 0.8)
+    parser.integer("--top-k", "sample from the K most likely tokens; 0: all (0)", 0, "K")
+    share = "sample from the most likely tokens of this total probability (1)"
+    parser.number("--top-p", share, 1.0, "P")
+    parser.integer("--seed", "seed of the random numbers (0)", 0)
     add("--stop-ids", metavar="LIST", help="additional tokens that end an answer")
-    add("--ignore-end", action="store_true", help="ignore the model's own end tokens")
-    add("--no-bos", action="store_true", help="omit the token that begins a document")
-    add("--batch", type=int, default=8, metavar="N", help="prompts of a file per batch (8)")
-    add(
-        "--context",
-        type=int,
-        metavar="N",
-        help="number of tokens of prompt and answer to allocate memory for (as many as are needed; "
-        f"of a conversation, the model's, up to {TALK_TOKENS})",
-    )
+    parser.switch("--ignore-end", "ignore the model's own end tokens")
+    parser.switch("--no-bos", "omit the token that begins a document")
+    parser.integer("--batch", "prompts of a file per batch (8)", 8)
+    default = f"as many as are needed; of a conversation, the model's, up to {TALK_TOKENS}"
+    parser.integer("--context", f"number of tokens of prompt and answer to allocate memory for ({default})")
     add_flags(parser)
     return parser
 
@@ -113,16 +87,12 @@ def read_prompts(name: str) -> dict[str, str | Messages]:
 
 
 class Session:
-    """What the flags say of every answer."""
+    """The settings of every answer, from the flags."""
 
     def __init__(self, args: argparse.Namespace):
         self.args = args
         self.sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
         self.text = TextModel(args.directory)
-        for name in ("tokens", "context"):
-            value = getattr(args, name)
-            if value is not None and value < 1:
-                raise InputError(f"--{name}: expected a number from 1 on, found {value}")
         longest = self.text.config.max_position_embeddings
         self.context = args.context or longest
         if self.context > longest:
@@ -235,8 +205,7 @@ def talk(session: Session, lines: Iterable[str], out: TextIO) -> None:
 
 def main() -> None:
     args = _parser().parse_args()
-    if args.batch < 1:
-        raise InputError(f"--batch: expected a number from 1 on, found {args.batch}")
+    check_least(args, batch=1, tokens=1, context=1)
     if args.system is not None and not args.chat:
         raise InputError("--system: expected it with --chat")
     single = args.prompt if args.prompt_ids is None else _ids(args.prompt_ids, "--prompt-ids")

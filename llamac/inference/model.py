@@ -7,7 +7,6 @@ import json
 import math
 import os
 import warnings
-from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,26 +15,23 @@ from typing import Any
 
 import numpy as np
 
+from llamac.base.arguments import Parser
 from llamac.base.errors import InputError
 from llamac.base.files import check_text, read_json
 from llamac.base.native import native
 from llamac.data import chat, tokenizer
-from llamac.data.tokens import IGNORED
+from llamac.data.tokens import IGNORED, as_ids
 from llamac.model.config import load_config
 
 PART, DEVICE_PART = 512, 4096  # tokens of a prompt that a pass reads at most, on the host and on a GPU
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}  # of config.json; f16 is not computed in
 
 
-def add_flags(parser: ArgumentParser) -> None:
+def add_flags(parser: Parser) -> None:
     """How a model computes, of the commands that use one."""
     add = parser.add_argument
-    add(
-        "--dtype",
-        default="auto",
-        choices=["auto", "f32", "bf16"],
-        help="type of the computation (config.json's)",
-    )
+    known = ["auto", "f32", "bf16"]
+    add("--dtype", default="auto", choices=known, help="type of the computation (config.json's)")
     add("--kernel", action="append", default=[], metavar="OP=NAME", help="as --kernel of train_llama3")
 
 
@@ -62,9 +58,7 @@ class Sampling:
 
 
 class TextModel:
-    """What a model's directory says of text, without the weights: its tokenizer, its end tokens and its chat
-    template. Raises Error for bad input, in one line.
-    """
+    """The tokenizer, end tokens and chat template of a model's directory. Raises Error for bad input."""
 
     def __init__(self, directory: str | os.PathLike):
         self.directory = Path(directory)
@@ -79,8 +73,7 @@ class TextModel:
 
     @cached_property
     def stops(self) -> list[int]:
-        """Ids that end an answer: generation_config.json's, else config.json's eos_token_id, and the
-        tokenizer's end of a document."""
+        """Ids that end an answer: generation_config.json's or config.json's, and the tokenizer's `end`."""
         settings = self.directory / "generation_config.json"
         kind = {"eos_token_id": (range(2**31), [range(2**31)], None)}
         given = read_json(settings, kind).get("eos_token_id") if settings.exists() else None
@@ -90,8 +83,7 @@ class TextModel:
             own = self.tokenizer
         except InputError:  # prompts of ids need none
             return found
-        end = own.bos if own.eos is None else own.eos
-        return [*found, *([end] if end is not None and end not in found else [])]
+        return [*found, *([own.end] if own.end is not None and own.end not in found else [])]
 
     @cached_property
     def has_chat_template(self) -> bool:
@@ -120,7 +112,7 @@ class Inference(TextModel):
     """The model of a directory: a checkpoint, or any Hugging Face directory of a Llama.
 
     dtype: of weights and activations, f32 or bf16; auto is config.json's. context: tokens of a sequence at
-    most, prompt and answer (None: the model's longest). sequences: that are gone on with at a time; each
+    most, prompt and answer (None: the model's longest). sequences: generated at a time; each
     takes memory for `context` tokens. batch_tokens: for score() instead, tokens of a batch, padding included.
     Raises Error for bad input, in one line.
     """
@@ -184,8 +176,7 @@ class Inference(TextModel):
         return self._native.generate(lists, count, ends, rows, made)
 
     def next_logits(self, tokens: Sequence[int], prompt: int) -> np.ndarray:
-        """f32 [len(tokens) - prompt + 1, V]: logits of the token behind the first `prompt` tokens, and behind
-        each after them, as generate() computes them."""
+        """f32 [len(tokens) - prompt + 1, V]: logits after the first `prompt` tokens, and each later one."""
         return self._native.next_logits(self._ids(tokens, "tokens").tolist(), prompt)
 
     def score(
@@ -195,25 +186,15 @@ class Inference(TextModel):
         target's probability, 0 where it does not count; likeliest bool [B, T]: whether no token is likelier).
         Only with batch_tokens, in all at most; T is at most the context.
         """
-        shape = np.shape(tokens)
-        rows = [self._ids(np.ravel(tokens), "tokens"), self._ids(np.ravel(targets), "targets", IGNORED)]
-        return self._native.score(*(row.reshape(shape) for row in rows), likeliest)
+        rows = self._ids(tokens, "tokens", 2), self._ids(targets, "targets", 2, IGNORED)
+        return self._native.score(*rows, likeliest)
 
-    def _ids(self, ids: Any, what: str, none: int | None = None) -> np.ndarray:
-        array = np.asarray(ids)
-        if array.size == 0 or array.ndim != 1 or array.dtype.kind not in "iu":
-            raise InputError(f"{what}: expected a list of ids that is not empty, found {str(ids)[:60]}")
-        wrong = (array < 0) | (array >= self.config.vocab_size)
-        if none is not None:
-            wrong &= array != none
-        if wrong.any():
-            V = self.config.vocab_size
-            raise InputError(f"{what}: expected ids from 0 to {V - 1}, found {array[wrong][0]}")
-        return array.astype(np.int32)
+    def _ids(self, ids: Any, what: str, rank: int = 1, none: int | None = None) -> np.ndarray:
+        return as_ids(ids, what, self.config.vocab_size, rank, none)
 
 
 class TextStream:
-    """The text of ids that come one at a time: what is whole of it."""
+    """The text of ids that come one at a time, in whole characters."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]):
         self._decode = decode
@@ -221,7 +202,7 @@ class TextStream:
         self._told = ""  # of _ids
 
     def add(self, id: int) -> str:
-        """What this id adds; "" while a character is not whole."""
+        """The text that this id adds; "" while a character is not whole."""
         self._ids.append(id)
         text = self._decode(self._ids)
         if text.endswith("\ufffd"):
@@ -229,7 +210,7 @@ class TextStream:
         return self._tell(text)
 
     def end(self) -> str:
-        """What is left, whole or not."""
+        """The rest of the text; an incomplete character becomes U+FFFD."""
         return self._tell(self._decode(self._ids)) if self._ids else ""
 
     def _tell(self, text: str) -> str:
@@ -244,8 +225,7 @@ class TextStream:
 
 
 def load_tokenizer(path: Path, vocab_size: int) -> Any:
-    """The tokenizer of a directory or a file. Raises Error where there is none, or one with more tokens than
-    a model of `vocab_size`."""
+    """The tokenizer of a directory or file. Raises Error if it has more tokens than the model."""
     found = tokenizer.load(path)
     if found.vocab_size > vocab_size:
         raise InputError(
@@ -261,21 +241,16 @@ def encode(own: Any, text: str, bos: bool = True) -> list[int]:
     if not hasattr(own, "backend"):
         ids = own.encode(text)
     else:
-        ids = _without_end(own.backend.encode(text, add_special_tokens=bos).ids, own)
+        ids = own.backend.encode(text, add_special_tokens=bos).ids
+        if len(ids) > 1 and ids[-1] == own.end:  # some append it; it does not belong to a prompt
+            ids = ids[:-1]
     if bos and own.bos is not None and ids[:1] != [own.bos]:
         ids = [own.bos, *ids]
     return ids
 
 
-def _without_end(ids: list[int], own: Any) -> list[int]:
-    """Some tokenizers set their end of a text behind it: a prompt goes on."""
-    end = own.bos if own.eos is None else own.eos
-    return ids[:-1] if len(ids) > 1 and ids[-1] == end else ids
-
-
 def _dtype(directory: Path) -> tuple[str, str]:
-    """The type to compute in for that of the weights, and config.json's name of the latter, as Hugging Face
-    writes it: dtype, before torch_dtype."""
+    """(type of the computation, type of the weights in config.json: dtype, before torch_dtype)."""
     root = read_json(directory / "config.json", dict.fromkeys(("dtype", "torch_dtype"), (str, None)))
     found = root.get("dtype") or root.get("torch_dtype") or "float32"
     if found not in DTYPES:

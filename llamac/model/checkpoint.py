@@ -14,6 +14,7 @@ from pathlib import Path
 
 import xxhash
 
+from llamac.base.arguments import Parser
 from llamac.base.errors import InputError, printable
 from llamac.base.files import MOST_JSON, open_file, read_bytes
 from llamac.base.native import native
@@ -40,7 +41,7 @@ class File:
 
 @dataclass
 class Checkpoint:
-    """What is found of one. problem: of the manifest, or of the first file that has one; "": complete.
+    """The state of a checkpoint. problem: of the manifest, or of the first file that has one; "": complete.
     readable: whether it could be read; else the problem says why, and nothing is known about the checkpoint.
     """
 
@@ -146,7 +147,7 @@ def checkpoints_in(out: str | Path) -> list[Path]:
 
 
 def _chosen(path: Path) -> list[Path]:
-    """What a command's argument means: a checkpoint, or all of an output folder."""
+    """The checkpoints of a command's argument: one, or all of an output folder."""
     if (path / MANIFEST).exists() or step_of(path.name) is not None or _DAMAGED.fullmatch(path.name):
         return [path]
     if not path.is_dir():
@@ -158,20 +159,20 @@ def _chosen(path: Path) -> list[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="llamac checkpoint",
-        description="List the checkpoints of a run, and verify their files.",
-        epilog="Exit status: 0, all are complete; 1, one is damaged (damaged_* counts only as the argument); "
+    parser = Parser(
+        "checkpoint",
+        "List the checkpoints of a run, and verify their files.",
+        epilog="Exit status: 0, all are complete; 1, one is damaged (damaged_* counts only as argument);\n"
         "2, one cannot be read, or there is none. Checkpoints in previous_*/ are included.",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="list|verify")
+    kind = argparse.ArgumentParser
+    commands = parser.add_subparsers(dest="command", required=True, metavar="list|verify", parser_class=kind)
     listing = commands.add_parser("list", help="print a line per checkpoint: name, step, MiB, state")
     listing.add_argument("path", metavar="OUT", type=Path, help="a run's output folder")
     listing.add_argument("--quick", action="store_true", help="compare sizes, and read only the manifest")
     verifying = commands.add_parser("verify", help="print a line per file: size, checksum, state")
-    verifying.add_argument(
-        "path", metavar="OUT|DIR", type=Path, help="a run's output folder, or one checkpoint"
-    )
+    which = "a run's output folder, or one checkpoint"
+    verifying.add_argument("path", metavar="OUT|DIR", type=Path, help=which)
     arguments = parser.parse_args()
     out: Path = arguments.path
     paths = _chosen(out)

@@ -50,7 +50,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """What makes rotary frequencies of longer contexts of those of the first training: linear, or by the
+    """Stretches rotary frequencies from the context of the first training to a longer one: linear, or by the
     turns that a pair of channels makes within the original context. Pairs that turn less than low_freq_factor
     are slowed down by `factor`, those that turn more than high_freq_factor stay. YaRN calls these beta_slow
     and beta_fast.
@@ -78,7 +78,7 @@ class RopeScaling:
 
 
 def yarn_attention(factor: float, scale: float = 1.0) -> float:
-    """What YaRN multiplies cosines and sines by (Peng et al. 2023, equation 22)."""
+    """YaRN's factor of cosines and sines (Peng et al. 2023, equation 22)."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 

@@ -16,19 +16,17 @@ from safetensors import SafetensorError, safe_open
 
 from llamac.base.dtypes import TABLE, DType, dtype_row
 from llamac.base.errors import InputError
-from llamac.base.files import excerpt, open_file, parse_json, read_json
+from llamac.base.files import excerpt, expect, open_file, parse_json, read_json
 from llamac.model.config import PICKLED, WEIGHTS, Config, find_weights, load_config
 
 MAX_HEADER = 100_000_000  # bytes: the limit of the format's own library
 MAX_RANK = 4
-_DTYPES = {row.safetensors: row for row in TABLE.values() if row.in_files}
 # Types of the format that are no weights; core/safetensors.cpp has the same. torch: one of as many bytes.
 _BITS = {8: "BOOL U8 I8 F8_E4M3 F8_E5M2 F8_E8M0", 16: "I16 U16", 32: "U32", 64: "I64 U64 C64"}
-_OTHERS = {
-    name: DType(name.lower(), 0, name, f"int{bits}")
-    for bits, names in _BITS.items()
-    for name in names.split()
-}
+_TYPES = {name: DType(name.lower(), 0, name, f"int{k}") for k in _BITS for name in _BITS[k].split()}
+_TYPES |= {row.safetensors: row for row in TABLE.values() if row.in_files}
+_SIZE = range(2**63)
+_ENTRY = {"dtype": set(_TYPES), "shape": [_SIZE], "data_offsets": [_SIZE]}  # of a tensor
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Header = dict[str, tuple[DType, tuple[int, ...]]]
 
@@ -43,12 +41,8 @@ def read_header(path: str | Path) -> Header:
         if size < 8 or length > min(size - 8, MAX_HEADER):
             expected = f"at most {max(0, min(size - 8, MAX_HEADER))}, found {length} in a file of {size}"
             raise InputError(f"{path}: header length: expected {expected} bytes")
-        header = parse_json(file.read(length), f"{path}: header")
-    if not isinstance(header, dict):
-        raise InputError(f"{path}: header: expected an object, found {excerpt(header)}")
-    metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(item, str) for item in metadata.values()):
-        raise InputError(f"{path}: __metadata__: expected an object of strings, found {excerpt(metadata)}")
+        header = parse_json(file.read(length), f"{path}: header", {"__metadata__": ({str: str}, None)})
+    header.pop("__metadata__", None)
     found: Header = {}
     ranges: list[tuple[int, int, str]] = []
     for name, entry in header.items():
@@ -68,28 +62,21 @@ def read_header(path: str | Path) -> Header:
 
 def _read_entry(entry: Any, where: str) -> tuple[DType, tuple[int, ...], int, int]:
     """Type, shape, begin and end of a tensor of a header."""
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise InputError(f"{where}: expected {{dtype, shape, data_offsets}}, found {excerpt(entry)}")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    row = (_DTYPES | _OTHERS).get(dtype) if isinstance(dtype, str) else None
-    if row is None:
-        raise InputError(f"{where}: dtype: expected one of {', '.join(_DTYPES)}, found {excerpt(dtype)}")
-    if not _are_sizes(shape) or len(shape) > MAX_RANK:
-        expected = f"at most {MAX_RANK} integers from 0 to 2^63-1"
-        raise InputError(f"{where}: shape: expected {expected}, found {excerpt(shape)}")
+    shape, offsets, dtype = (
+        expect(entry, _ENTRY, where)[name] for name in ("shape", "data_offsets", "dtype")
+    )
+    row = _TYPES[dtype]
     width = getattr(torch, row.torch).itemsize
     # A size of 0 counts as 1: strides are products without it.
-    if width * math.prod(max(1, size) for size in shape) >= 2**63:
-        raise InputError(f"{where}: shape: expected less than 2^63 bytes, found {excerpt(shape)}")
-    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[1] - offsets[0] != width * math.prod(shape):
+    if len(shape) > MAX_RANK or width * math.prod(max(1, size) for size in shape) >= 2**63:
+        expected = f"at most {MAX_RANK} dimensions and less than 2^63 bytes"
+        raise InputError(f"{where}: shape: expected {expected}, found {excerpt(shape)}")
+    if len(offsets) != 2 or offsets[1] - offsets[0] != width * math.prod(shape):
         expected = f"[begin, end] of {width * math.prod(shape)} bytes"
         raise InputError(f"{where}: data_offsets: expected {expected}, found {excerpt(offsets)}")
+    if len(entry) != len(_ENTRY):
+        raise InputError(f"{where}: expected {', '.join(_ENTRY)} alone, found {', '.join(entry)}")
     return row, tuple(shape), offsets[0], offsets[1]
-
-
-def _are_sizes(value: Any) -> bool:
-    """Whether it is a list of integers that the C program takes for sizes."""
-    return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
 
 
 def _is_file_name(name: str) -> bool:
@@ -98,9 +85,7 @@ def _is_file_name(name: str) -> bool:
 
 
 def weight_files(directory: str | Path) -> dict[Path, Header]:
-    """{file: read_header() of the tensors to take from it}: model.safetensors, or else the shards that
-    model.safetensors.index.json names. Raises InputError.
-    """
+    """{file: header of the tensors to take from it}: model.safetensors, or the index's shards. InputError."""
     single, index = (Path(directory) / name for name in WEIGHTS)
     name = find_weights(directory)
     if name and name not in WEIGHTS:
@@ -138,8 +123,7 @@ def _refuse_weights(directory: str | Path, name: str) -> None:
 
 
 def _place(places: dict[str, Path], name: str) -> str:
-    """The name of a tensor in the files, "" for none: those of a model that was saved without its head lack
-    "model."."""
+    """The name of a tensor in the files, "" for none. A model saved without its head lacks "model."."""
     short = name.removeprefix("model.")
     return name if name in places else short if short in places else ""
 

@@ -6,13 +6,13 @@ multiple of 256. --like takes the sizes and the other fields of a preset or a di
 single sizes win over both. The vocabulary and the ids of special tokens are the tokenizer's.
 """
 
-import argparse
 import json
 import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from llamac.base.arguments import Parser
 from llamac.base.errors import InputError, printable
 from llamac.data import tokenizer
 from llamac.model.config import Config, load_config, read_config
@@ -77,9 +77,7 @@ def make(own: Any, like: str | None = None, **given: Any) -> Config:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="llamac model", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("model", __doc__)
     add = parser.add_argument
     add("--depth", "--layers", dest="num_hidden_layers", metavar="L", type=int, help="number of layers")
     add("--channels", dest="hidden_size", metavar="C", type=int, help="width of the residual stream")

@@ -65,9 +65,7 @@ def _own_scale(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def codes(
     x: Tensor, dtype: torch.dtype, scale: Tensor, rows: bool, transposed: bool, amax: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """(codes of x · scale [N, C], the same transposed [C, N]), None where they are not wanted. amax [1]
-    becomes at least x's largest value.
-    """
+    """(codes of x · scale [N, C], transposed codes [C, N]), None if not wanted. amax: at least max |x|."""
     out = x.new_empty(x.shape, dtype=dtype) if rows else None
     turned = x.new_empty(x.shape[::-1], dtype=dtype) if transposed else None
     _ops.quantize.out(amax, None, x, scale, out=out, transposed=turned)
@@ -192,7 +190,7 @@ class DelayedScaling:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """What state_dict() gave. ValueError: it is of another number of layers."""
+        """Loads a result of state_dict(). ValueError: it has another number of layers."""
         if "scale" not in state:
             self.calibrated = False
             return

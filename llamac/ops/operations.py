@@ -14,7 +14,6 @@ for wrong shapes or types and, on the CPU, for targets out of range. On a GPU, s
 memory.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from llamac.base import extension
+from llamac.model.config import RopeScaling, rope_frequencies
 from llamac.ops import fp8
 from llamac.ops.fp8 import DelayedScaling
 from llamac.profile import flops
@@ -107,13 +107,10 @@ def precompute_cis(
     -> [seq_len, head_dim / 2, 2], float32 (float64 if that is the dtype), on the device (None: torch's
     default).
     """
-    half = head_dim // 2
-    frequency = theta ** (-torch.arange(half, dtype=torch.float64, device=device) / half)
-    if factor != 1:
-        turns = original_context * frequency / (2 * math.pi)
-        keep = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
-        frequency = (1 - keep) * frequency / factor + keep * frequency
-    return cis_of_frequencies(seq_len, frequency, dtype=dtype)
+    scaling = RopeScaling(factor, low_freq_factor, high_freq_factor, int(original_context))
+    frequencies = rope_frequencies(head_dim, theta, scaling if factor != 1 else None)
+    table = torch.tensor(frequencies, dtype=torch.float64, device=device)
+    return cis_of_frequencies(seq_len, table, dtype=dtype)
 
 
 def cis_of_frequencies(
@@ -294,7 +291,7 @@ def _check_reduction(operation: str, reduction: str, known: tuple[str, ...]) -> 
 
 
 def _refuse_second(operation: str) -> None:
-    """In a backward: what it computes has no history, which create_graph asks for."""
+    """In a backward, whose results have no history for create_graph."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise NotImplementedError(f"llamac.ops.{operation} has no second derivative (create_graph=True)")
 
@@ -327,7 +324,7 @@ def _ids(operation: str, targets: Tensor) -> Tensor:
 def _cross_entropy(
     logits: Tensor, ids: Tensor, ignore_index: int, reduction: str
 ) -> tuple[Tensor, Tensor | None]:
-    """What is asked for, and for a mean also the number of rows in it."""
+    """The reduced losses, and for a mean also the number of rows in it."""
     if reduction == "mean":
         _, mean, num_valid = _cross_entropy_forward(logits, ids, None, 1.0, ignore_index)
         return mean, num_valid
@@ -399,8 +396,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale, *gradients = ctx.saved_tensors
         # scale has one dimension: a number without any would be rounded to the gradients' type first.
         factor = scale * dloss
-        # In place where nobody can ask again: a second copy of dweight is what this operation is there to
-        # save. A compiler plans memory itself.
+        # In place unless the graph is kept: a second copy of dweight would be the memory that this operation
+        # saves. A compiler plans memory itself.
         keep = (
             torch.compiler.is_compiling()
             or type(scale) is not Tensor

@@ -30,8 +30,8 @@ FAMILIES = {
     f"transformers.models.{name.lower()}.modeling_{name.lower()}": name
     for name in ("Llama", "Mistral", "Qwen2")
 }
-FLASH_HEADS = (64, 128)  # what the fast attention kernels take; others write out all scores
-# What the models call their cache: past_key_values before transformers 5.24.
+FLASH_HEADS = (64, 128)  # head sizes of the fast attention kernels; others write out all scores
+# The name of the cache in the models: past_key_values before transformers 5.24.
 CACHE = "cache" if "cache" in inspect.signature(CausalLMOutputWithPast).parameters else "past_key_values"
 SEES = "llamac_sees"  # keyword by which a model tells its attentions what their mask says (_Trunk._sees)
 
@@ -263,7 +263,7 @@ class _Trunk(_Piece):
         [B, T], the first position that it sees, or None; padded, bool [B, T], which tokens are no tokens, or
         None). None: what only the mask says that the model makes.
 
-        Compiled or captured, nobody can look at values, and the model makes a mask in any case; older
+        In compiled or captured code, values cannot be read, and the model always makes a mask; older
         versions always do. Without positions of the caller's there is nothing to look for.
         """
         lengths, cached = (cu_seq_lens_q, cu_seq_lens_k), ("past_key_values", CACHE, "cache_position")
@@ -356,7 +356,7 @@ class _CausalLM(_Piece):
         shift_labels: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """What ForCausalLMLoss makes of the logits."""
+        """The value of ForCausalLMLoss."""
         if shift_labels is None:
             shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         reduction = "mean" if num_items_in_batch is None else "sum"
@@ -537,31 +537,29 @@ def unpatch(model: nn.Module) -> nn.Module:
 
 
 def report(model: nn.Module) -> list[str]:
-    """What of a model runs on llamac's operations, and what does not and why, a line each."""
+    """A line per kind of module: how many run on llamac's operations, and why others do not. Of products in
+    fp8 only where there are some."""
     reasons, lines = _reasons(model), []
     for kind in PIECES:
         modules = [m for m in reasons if _kind(type(m)) == kind]
         ours = [m for m in modules if isinstance(m, _Piece)]
         left = Counter(reasons[m] or "not patched" for m in modules if m not in ours)
-        left += Counter(filter(None, (_hindrance(m) for m in ours)))
-        if modules:
-            lines.append(f"{kind}: {len(ours)} of {len(modules)}")
-        lines += [f"{kind}: {count} of {len(modules)}: {reason}" for reason, count in left.items()]
-    return lines + _report_of_fp8(model)
-
-
-def _report_of_fp8(model: nn.Module) -> list[str]:
-    """Nothing where no product is in fp8."""
+        left += Counter(filter(None, map(_hindrance, ours)))
+        lines += _counted(kind, len(ours), len(modules), left)
     linears = [linear for _, linear in _linears(model)]
     left = Counter(_reason_in_fp8(m) or "not patched" for m in linears if not isinstance(m, _Linear))
-    if (whole := len(linears)) == left.total():
-        return []
-    lines = [f"Linear in fp8: {whole - left.total()} of {whole}"]
-    return lines + [f"Linear in fp8: {count} of {whole}: {reason}" for reason, count in left.items()]
+    if ours_in_fp8 := len(linears) - left.total():
+        lines += _counted("Linear in fp8", ours_in_fp8, len(linears), left)
+    return lines
+
+
+def _counted(kind: str, ours: int, every: int, left: Counter) -> list[str]:
+    first = [f"{kind}: {ours} of {every}"] if every else []
+    return first + [f"{kind}: {count} of {every}: {reason}" for reason, count in left.items()]
 
 
 def _hindrance(module: nn.Module) -> str:
-    """What keeps a patched module from all that it could do, as things stand."""
+    """The reason for which a patched module is not fully used; "" if there is none."""
     if isinstance(module, _Attention) and module.config._attn_implementation != "sdpa":
         return f"left while the attention's implementation is {module.config._attn_implementation}, not sdpa"
     if isinstance(module, _CausalLM) and not _plain(module.lm_head):

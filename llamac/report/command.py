@@ -4,46 +4,35 @@ import argparse
 import sys
 from pathlib import Path
 
-from llamac.base.errors import InputError
+from llamac.base.arguments import Parser, check_least
+from llamac.base.files import write_text
 from llamac.report import content, export, page, serve, validation
 from llamac.report.log import read
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="llamac report",
-        description="Draw runs in one HTML file that needs no network. With an export flag, write their log "
-        "to another tool instead. `validation FILE` renders the archive of `make validate`.",
+    parser = Parser(
+        "report",
+        "Draw runs in one HTML file that needs no network. With an export flag, write their log to another\n"
+        "tool instead. `validation FILE` renders the archive of `make validate`.",
     )
-    parser.add_argument("out", nargs="+", metavar="OUT", help="directory of a run, or its log.jsonl")
-    parser.add_argument(
-        "--to", type=Path, metavar="FILE", help="file to write [report.html of the first run]"
-    )
-    parser.add_argument(
-        "--serve",
-        type=int,
-        nargs="?",
-        const=8000,
-        metavar="PORT",
-        help="follow the runs at http://127.0.0.1:PORT until Ctrl-C [8000]; 0: a free port",
-    )
-    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write TensorBoard events to DIR")
-    parser.add_argument(
-        "--wandb", action="store_true", help="log to Weights & Biases (WANDB_MODE=offline works)"
-    )
-    parser.add_argument("--mlflow", action="store_true", help="log to MLflow (MLFLOW_TRACKING_URI)")
-    parser.add_argument("--follow", action="store_true", help="follow a live run and export it, until Ctrl-C")
-    parser.add_argument(
-        "--devices", type=int, metavar="N", help="devices of the run, for rates per device [from the log]"
-    )
+    add = parser.add_argument
+    add("out", nargs="+", metavar="OUT", help="directory of a run, or its log.jsonl")
+    parser.path("--to", "file to write [report.html of the first run]", "FILE")
+    follow = "follow the runs at http://127.0.0.1:PORT until Ctrl-C [8000]; 0: a free port"
+    add("--serve", type=int, nargs="?", const=8000, metavar="PORT", help=follow)
+    parser.path("--tensorboard", "write TensorBoard events to DIR", "DIR")
+    parser.switch("--wandb", "log to Weights & Biases (WANDB_MODE=offline works)")
+    parser.switch("--mlflow", "log to MLflow (MLFLOW_TRACKING_URI)")
+    parser.switch("--follow", "follow a live run and export it, until Ctrl-C")
+    parser.integer("--devices", "devices of the run, for rates per device [from the log]")
     args = parser.parse_args()
     exports = bool(args.tensorboard) + args.wandb + args.mlflow
     if exports and (args.to or args.serve is not None):
         parser.error("an export writes no page: leave out --to and --serve")
     if not exports and (args.follow or args.devices is not None):
         parser.error("--follow and --devices belong to --tensorboard, --wandb or --mlflow")
-    if args.devices is not None and args.devices < 1:
-        parser.error(f"--devices: expected at least 1, found {args.devices}")
+    check_least(args, devices=1)
     if args.serve is not None and not 0 <= args.serve <= 65535:
         parser.error(f"--serve: expected a port from 0 to 65535, found {args.serve}")
     return args
@@ -62,9 +51,5 @@ def main() -> None:
         return
     first = Path(args.out[0])
     path = args.to or (first if first.is_dir() else first.parent) / "report.html"
-    text = page.render(content.report(runs))
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror}") from None
+    write_text(path, page.render(content.report(runs)))
     print(path)

@@ -119,7 +119,7 @@ def _axis(log: RunLog) -> dict:
 
 
 def _summary(log: RunLog, validation: tuple[list[int], list[float]]) -> list[list[str]]:
-    """Names and texts of the figures that stand above the charts."""
+    """Names and texts of the figures above the charts."""
     start, run = log.last("start"), log.last("run")
     step, loss, speed = (log.columns[name] for name in ("step", "loss", "tokens_per_s"))
     rows = [["model", Path(str(start.get("model", ""))).name]]

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from llamac.base.errors import InputError
+from llamac.base.errors import InputError, requires
 from llamac.report.log import RunLog
 from llamac.report.metrics import Row, configuration, rows
 
@@ -25,19 +25,14 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-def _missing(package: str, flag: str) -> InputError:
-    return InputError(f"{flag}: {package} is not installed: pip install {package}")
-
-
 class TensorBoard:
     """Event files in `folder`, in a folder for each run."""
 
     def __init__(self, folder: Path, label: str, config: dict):
-        try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError:
-            raise _missing("tensorboard", "--tensorboard") from None
+        requires("tensorboard", "--tensorboard")
+        from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
         self.event, self.summary, self.tensor = event_pb2.Event, summary_pb2, tensor_pb2.TensorProto
         self.writer = EventFileWriter(str(folder / label))
         text = "\n".join(
@@ -66,11 +61,7 @@ class Wandb:
     """A run of Weights & Biases; its own environment variables choose project, mode and folder."""
 
     def __init__(self, label: str, config: dict):
-        try:
-            import wandb
-        except ImportError:
-            raise _missing("wandb", "--wandb") from None
-        self.run = wandb.init(name=label, config=config, reinit="create_new")
+        self.run = requires("wandb", "--wandb").init(name=label, config=config, reinit="create_new")
 
     def row(self, row: Row) -> None:
         self.run.log({**row.numbers, **row.texts}, step=row.step)
@@ -89,11 +80,9 @@ class Mlflow:
     MOST = 1000  # metrics per request
 
     def __init__(self, label: str, config: dict):
-        try:
-            import mlflow
-            from mlflow.entities import Metric, Param
-        except ImportError:
-            raise _missing("mlflow", "--mlflow") from None
+        mlflow = requires("mlflow", "--mlflow")
+        from mlflow.entities import Metric, Param
+
         try:
             self.client, self.metric = mlflow.MlflowClient(), Metric
             with mlflow.start_run(run_name=label) as run:  # in the experiment of the environment
@@ -151,7 +140,7 @@ class _Export:
         self.log, self.sinks, self.devices, self.last = log, sinks, devices, -1
 
     def write(self, all_steps: bool) -> None:
-        """What is new; without all_steps not yet the last step, whose validation may still come."""
+        """Writes new rows; without all_steps not the last step, whose validation may still come."""
         steps = self.log.columns["step"]
         end = math.inf if all_steps or not steps.size else steps[-1]
         for row in rows(self.log, self.devices, self.last):

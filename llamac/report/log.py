@@ -2,18 +2,16 @@
 
 import gc
 import itertools
-import json
 import math
 from array import array
-from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from llamac.base.errors import InputError
-from llamac.base.files import MOST_LOG, excerpt, open_file, parse_json
+from llamac.base.errors import InputError, requires
+from llamac.base.files import MOST_LOG, open_file, parse_json
 
 STEP_FIELDS = (
     "loss",
@@ -36,25 +34,29 @@ _STEP = (b'{"event":"step",', b'{"event": "step",')  # as C and Python write it
 _DEVICE = attrgetter(*DEVICE_FIELDS)
 
 
-def _decoder() -> tuple[Callable[[bytes], Any], Callable[[Any], tuple]] | None:
-    """What reads the line of a step into its fields alone, with their types checked, and what makes a tuple
-    of them; None without msgspec, with which a million steps take a fourth of the time."""
-    try:
-        import msgspec
-    except ImportError:
-        return None
-    numbers = [(name, float | None, None) for name in STEP_FIELDS]
-    device = msgspec.defstruct(
-        "Device", [(name, float | None, None) for name in DEVICE_FIELDS], frozen=True, gc=False
-    )
-    more: list[tuple] = [("skipped", bool, False), ("device", device, device())]
-    step = msgspec.defstruct("Step", [("step", int), *numbers, *more], gc=False)
-    return msgspec.json.Decoder(step).decode, msgspec.structs.astuple
+def _step_type() -> Any:
+    """The fields of a step's line that a report reads, with their types."""
+    msgspec = requires("msgspec", "llamac report", "'llamac[report]'")
+    number = float | None
+    device = msgspec.defstruct("Device", [(name, number, None) for name in DEVICE_FIELDS], gc=False)
+    step = Annotated[int, msgspec.Meta(ge=0, le=_MOST_STEPS)]
+    numbers = [(name, number, None) for name in STEP_FIELDS]
+    more: list[tuple] = [("skipped", bool, False), ("device", device, msgspec.field(default_factory=device))]
+    return msgspec.defstruct("Step", [("step", step), *numbers, *more], gc=False)
 
 
 def _is_number(value: Any) -> bool:
     """A number that float64 can hold."""
     return type(value) in (int, float) and abs(value) < 2**1023
+
+
+def _numbers(values: tuple) -> np.ndarray:
+    """float64, NaN for None."""
+    if values.count(None) == len(values):
+        return np.full(len(values), np.nan)
+    if None in values:
+        values = tuple(math.nan if value is None else value for value in values)
+    return np.frombuffer(array("d", values))
 
 
 class RunLog:
@@ -63,7 +65,7 @@ class RunLog:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self._decoder = _decoder()
+        self._type = _step_type()
         self._reset()
 
     def _reset(self) -> None:
@@ -100,8 +102,7 @@ class RunLog:
                     if not lines:
                         break
                     size = sum(map(len, lines))
-                    if not self._add_fast(lines):
-                        self._add(self._parse(lines, last=self._offset + size == end))
+                    self._add(lines, is_last=self._offset + size == end)
                     self._lines += len(lines)
                     self._offset += size
                     if cut:
@@ -117,101 +118,44 @@ class RunLog:
         self._order()
         return True
 
-    def _parse(self, lines: list[bytes], last: bool) -> list[dict]:
-        """The events of whole lines. A broken last line of the file is what a dying run left."""
-        try:
-            found = json.loads(b"[" + b",".join(lines) + b"]")  # faster than line by line
-        except (ValueError, RecursionError):
-            found = []
-        if len(found) == len(lines) and all(type(event) is dict for event in found):
-            return found
-        events = []
-        for number, line in enumerate(lines, self._lines + 1):
-            where = f"{self.path}: line {number}"
-            try:
-                event = parse_json(line, where)
-            except InputError:
-                event = None
-            if isinstance(event, dict):
-                events.append(event)
-            elif not (last and number == self._lines + len(lines)):
-                text = line.decode("utf-8", errors="replace")[:60]
-                raise InputError(f"{where}: expected a JSON object, found {text!r}")
-        return events
+    def _add(self, lines: list[bytes], is_last: bool) -> None:
+        """Adds whole lines. is_last: they end the file, where a run that died may have left a broken line."""
+        import msgspec
 
-    def _add_fast(self, lines: list[bytes]) -> bool:
-        """Adds lines in the form that llamac writes; False, and nothing added, if one is not."""
-        if self._decoder is None:
-            return False
-        decode, as_tuple = self._decoder
-        steps, others = [], []
-        for line in lines:
-            if line.startswith(_STEP):
-                steps.append(line)
-            else:
-                others.append((len(steps), line))
-        try:
-            found = list(map(decode, steps))
-            events = [(count, parse_json(line, "")) for count, line in others]
-        except (ValueError, RecursionError):  # msgspec's errors and InputError are among them
-            return False
-        if not all(type(event) is dict and event.get("event") != "step" for _, event in events):
-            return False
-        if not all(0 <= step.step <= _MOST_STEPS for step in found):
-            return False
-        for count, event in events:
-            self.events.append(event | {"after": found[count - 1].step if count else self._last_step})
-        if found:
-            *columns, skipped, devices = zip(*map(as_tuple, found))
-            columns += zip(*map(_DEVICE, devices))
-            self._put([self._numbers(name, values) for name, values in zip(self.columns, columns)])
-            self.skipped += itertools.compress(columns[0], skipped)
-        return True
-
-    def _add(self, events: list[dict]) -> None:
-        steps = [event for event in events if event.get("event") == "step"]
-        for event in steps:
-            step, device = event.get("step"), event.get("device", {})
-            if type(step) is not int or not 0 <= step <= _MOST_STEPS:
-                raise InputError(
-                    f"{self.path}: step: expected an integer from 0 to 2^53, found {excerpt(step)}"
-                )
-            if type(device) is not dict:
-                raise InputError(f"{self.path}: device: expected an object, found {excerpt(device)}")
+        decode = msgspec.json.Decoder(self._type).decode
+        steps: list[Any] = []
         after = self._last_step
-        for event in events:
-            if event.get("event") == "step":
-                after = event["step"]
-            else:
-                self.events.append(event | {"after": after})
-        if steps:
-            devices = [event.get("device", {}) for event in steps]
-            columns = self._columns(steps, ("step", *STEP_FIELDS)) + self._columns(devices, DEVICE_FIELDS)
-            self._put(columns)
-            self.skipped += [event["step"] for event in steps if event.get("skipped") is True]
-
-    def _put(self, columns: list[np.ndarray]) -> None:
-        for name, values in zip(self.columns, columns):
-            self._parts.setdefault(name, []).append(values)
-        self._last_step = int(columns[0][-1])
-
-    def _columns(self, events: list[dict], names: tuple[str, ...]) -> list[np.ndarray]:
-        """The numbers of these fields, NaN where there is none."""
-        return [self._numbers(name, tuple(event.get(name) for event in events)) for name in names]
-
-    def _numbers(self, name: str, values: tuple) -> np.ndarray:
-        if values[0] is None and values.count(None) == len(values):
-            return np.full(len(values), np.nan)
-        try:
-            numbers = array("d", values)
-        except (TypeError, OverflowError):
+        for number, line in enumerate(lines, self._lines + 1):
+            event: Any = None
             try:
-                numbers = array("d", [math.nan if value is None else value for value in values])
-            except (TypeError, OverflowError):
-                wrong = next(v for v in values if v is not None and not _is_number(v))
-                raise InputError(f"{self.path}: {name}: expected a number, found {excerpt(wrong)}") from None
-        found = np.frombuffer(numbers)
-        return found if np.isfinite(found).all() else np.where(np.isfinite(found), found, np.nan)
+                if line.startswith(_STEP):
+                    step = decode(line)
+                else:
+                    event = parse_json(line, "")
+                    if type(event) is not dict:
+                        raise InputError("no object")
+                    step = msgspec.convert(event, self._type) if event.get("event") == "step" else None
+            except msgspec.ValidationError as error:
+                raise InputError(f"{self.path}: line {number}: {error}") from None
+            except (msgspec.DecodeError, InputError):
+                if is_last and number == self._lines + len(lines):
+                    break
+                text = line.decode("utf-8", errors="replace")[:60]
+                raise InputError(
+                    f"{self.path}: line {number}: expected a JSON object, found {text!r}"
+                ) from None
+            if step is None:
+                self.events.append(event | {"after": after})
+            else:
+                steps.append(step)
+                after = step.step
+        if steps:
+            *columns, skipped, devices = zip(*map(msgspec.structs.astuple, steps))
+            columns += zip(*map(_DEVICE, devices))
+            for name, values in zip(self.columns, columns):
+                self._parts.setdefault(name, []).append(_numbers(values))
+            self.skipped += itertools.compress(columns[0], skipped)
+            self._last_step = after
 
     def _order(self) -> None:
         """Steps in ascending order, each one once: the last that was written."""
@@ -231,8 +175,7 @@ class RunLog:
         return next((event for event in reversed(self.events) if event.get("event") == kind), {})
 
     def of_run(self, key: str) -> np.ndarray:
-        """For each step, a number of the event `run` before it; NaN where that has none. A resumed run may
-        have another number."""
+        """Per step, a number of the last event `run` before it (a resume may change it); NaN for none."""
         step = self.columns["step"]
         values = np.full(step.size, np.nan)
         for event in self.of("run"):

@@ -35,7 +35,7 @@ VALIDATION = "validation_metrics/loss"
 
 @dataclass
 class Row:
-    """What became known with a step. seconds: Unix time, from the run's start and the time in its steps."""
+    """The values of a step. seconds: Unix time, from the run's start and the time in its steps."""
 
     step: int
     seconds: float

@@ -6,20 +6,15 @@ import re
 from collections.abc import Callable
 from importlib import resources
 
-from llamac.base.errors import InputError
+from llamac.base.errors import requires
 from llamac.report.plot import COLORS
 
 _FILES = resources.files("llamac.report") / "page"
-MISSING = "plotly, which draws the charts, is not installed: pip install 'llamac[report]' or plotly"
 
 
 def library() -> str:
     """The JavaScript of plotly.js (MIT), which the package plotly carries."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise InputError(MISSING) from None
-    return get_plotlyjs()
+    return requires("plotly.offline", "a page", "'llamac[report]'").get_plotlyjs()
 
 
 def _script_safe(text: str) -> str:

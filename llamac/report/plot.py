@@ -1,13 +1,16 @@
 """`llamac plot OUT` draws OUT/loss.png or, with `--to PNG`, the losses of several runs."""
 
-import argparse
 import io
 import math
 from itertools import cycle
 from pathlib import Path
 
+import numpy as np
+
+from llamac.base.arguments import Parser
 from llamac.base.errors import InputError
 from llamac.base.log import read_log
+from llamac.report.reduce import smooth
 
 # The palette of every picture and of the page of llamac.report. Any two differ for the color-blind, too:
 # test_plot.py. The first is llamac's.
@@ -39,17 +42,8 @@ def series(events: list[dict], event: str, field: str) -> tuple[list[int], list[
     return steps, [math.nan if by_step[step] is None else by_step[step] for step in steps]
 
 
-def smooth(values: list[float]) -> list[float]:
-    """Mean over a window of 3% of the run around each point, cut at the run's ends."""
-    half = len(values) * 3 // 200
-    windows = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
-    return [math.fsum(window) / len(window) for window in windows]
-
-
 def draw(events: list[dict], path: Path) -> None:
-    """Training and validation loss over a narrow panel of the learning rate, as a PNG; with fp8 a panel of
-    the largest share of saturated values, with evaluations one of their accuracies.
-    """
+    """Losses over the learning rate as a PNG; with panels of saturated fp8 values and evaluations, if any."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -70,7 +64,7 @@ def draw(events: list[dict], path: Path) -> None:
         )
         steps, losses = series(events, "step", "loss")
         top.plot(steps, losses, color=_BLUE, alpha=0.3, linewidth=0.8)
-        top.plot(steps, smooth(losses), color=_BLUE, linewidth=1.8, label="training")
+        top.plot(steps, smooth(np.array(losses)), color=_BLUE, linewidth=1.8, label="training")
         val_steps, val_losses = series(events, "val", "loss")
         if val_steps:
             top.plot(
@@ -115,7 +109,7 @@ def draw_beside(runs: dict[str, list[dict]], path: Path) -> None:
         figure, panel = plt.subplots(figsize=(WIDTH, 4), layout="constrained")
         for (name, events), color in zip(runs.items(), cycle(COLORS)):
             steps, losses = series(events, "step", "loss")
-            panel.plot(steps, smooth(losses), color=color, alpha=0.5, linewidth=1)
+            panel.plot(steps, smooth(np.array(losses)), color=color, alpha=0.5, linewidth=1)
             val_steps, val_losses = series(events, "val", "loss")
             last = f", {val_losses[-1]:.4f}" if val_losses else ""
             panel.plot(val_steps, val_losses, "o-", color=color, markersize=4, label=name + last)
@@ -173,11 +167,9 @@ def _steps_of(out: Path) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw the losses of one or several runs.")
+    parser = Parser("plot", "Draw the losses of one or several runs.")
     parser.add_argument("out", type=Path, nargs="+", metavar="OUT", help="directory of a run")
-    parser.add_argument(
-        "--to", type=Path, metavar="PNG", help="file to write (OUT/loss.png; required for several runs)"
-    )
+    parser.path("--to", "file to write (OUT/loss.png; required for several runs)", "PNG")
     options = parser.parse_args()
     if len(options.out) > 1:
         if not options.to:

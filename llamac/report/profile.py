@@ -9,7 +9,7 @@ _MOST_ROWS = 24
 
 
 def picture(path: Path) -> tuple[dict | None, str]:
-    """What the page draws of a profile.json, or None and why there is nothing to draw."""
+    """The page's data of a profile.json, or None and the reason for which there is none."""
     if not path.exists():
         return None, "the run had no --profile"
     try:

@@ -8,8 +8,7 @@ MOST_POINTS = 2000  # more than a chart has pixels across
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Mean of the finite values in a window of 3% of the run around each point, cut at the run's ends; NaN
-    where the window has none. The window of llamac.report.plot.smooth()."""
+    """Mean of the finite values in a window of 3% of the run, cut at its ends; NaN if there are none."""
     n = values.size
     half = n * 3 // 200
     known = np.isfinite(values)

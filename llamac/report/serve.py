@@ -25,7 +25,7 @@ class Live:
         with self.lock:
             try:
                 changed = [log.update() for log in self.runs.values()]
-            except InputError as error:  # the run is being replaced, or its log is damaged: say so, go on
+            except InputError as error:  # the run is being replaced, or its log is damaged
                 return self.version, self.content | {"problem": str(error)}
             if any(changed):
                 self.version += 1

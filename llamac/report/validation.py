@@ -1,14 +1,14 @@
 """`llamac report validation FILE` renders the archive of `make validate` (dev/validate.py)."""
 
-import argparse
 import re
 import tarfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from llamac.base.arguments import Parser
 from llamac.base.errors import InputError, printable
-from llamac.base.files import open_file, parse_json
+from llamac.base.files import open_file, parse_json, read_text, write_text
 from llamac.base.version import provenance_text
 
 FORMAT = "llamac validation 1"
@@ -64,7 +64,7 @@ def _found(record: dict, log: str) -> str:
 
 
 def render(validation: Validation) -> str:
-    """What was tried where, each stage's result, what failed, and the tables of the benchmarks."""
+    """The machine, each stage's result, the failures, and the tables of the benchmarks."""
     results, texts = validation.results, validation.texts
     devices = results["devices"]
     parts = [f"# {device_of(results)}\n\nValidation of {provenance_text(results)}; {results['system']}."]
@@ -141,28 +141,21 @@ def with_row(text: str, results: dict) -> str:
 
 def write_row(validation: Validation, page: Path) -> None:
     """Writes the machine's row into the table of validated machines in a page."""
+    text = read_text(page)
     try:
-        page.write_text(with_row(page.read_text("utf-8"), validation.results), encoding="utf-8")
+        text = with_row(text, validation.results)
     except ValueError as error:
         raise InputError(f"{page}: {error}") from None
-    except OSError as error:
-        raise InputError(f"{page}: cannot write: {error.strerror}") from None
+    write_text(page, text)
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="llamac report validation",
-        description="Render the archive of `make validate` as markdown.",
-    )
+    parser = Parser("report validation", "Render the archive of `make validate` as markdown.")
     parser.add_argument("archive", type=Path, metavar="FILE", help="validation.tar.gz")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--to", type=Path, metavar="FILE", help="file to write [standard output]")
-    where.add_argument(
-        "--row",
-        type=Path,
-        metavar="PAGE",
-        help="writes the machine's row into the table of PAGE, docs/benchmarks/README.md",
-    )
+    where = parser.add_mutually_exclusive_group().add_argument
+    where("--to", type=Path, metavar="FILE", help="file to write [standard output]")
+    row = "writes the machine's row into the table of PAGE, docs/benchmarks/README.md"
+    where("--row", type=Path, metavar="PAGE", help=row)
     args = parser.parse_args(arguments)
     if args.row:
         write_row(read(args.archive), args.row)
@@ -171,8 +164,5 @@ def main(arguments: list[str]) -> None:
     if not args.to:
         print(printable(text), end="")
         return
-    try:
-        args.to.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{args.to}: cannot write: {error.strerror}") from None
+    write_text(args.to, text)
     print(args.to)

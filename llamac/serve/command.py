@@ -1,8 +1,8 @@
 """`llamac serve DIR` answers requests over HTTP: OpenAI's chat and text completions, and a chat page."""
 
-import argparse
 from pathlib import Path
 
+from llamac.base.arguments import Parser
 from llamac.base.errors import InputError
 from llamac.inference.model import Inference, TextModel, add_flags
 from llamac.serve.engine import Engine
@@ -11,7 +11,7 @@ CONTEXT = 8192  # tokens, without --context
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="llamac serve", description=__doc__)
+    parser = Parser("serve", __doc__)
     add = parser.add_argument
     add("directory", metavar="DIR", help="config.json, weights, tokenizer")
     add("--host", default="127.0.0.1", help="address to listen at (127.0.0.1: this machine alone)")

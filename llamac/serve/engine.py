@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from llamac.base.errors import InputError
+from llamac.data.tokens import as_ids
 from llamac.inference.model import Inference, Sampling, TextStream
 
 
@@ -71,9 +72,8 @@ class Engine:
 
     def check(self, ids: list[int], count: int) -> None:
         """Raises InputError for ids that the model lacks, and a prompt that leaves no room for the answer."""
-        V, context = self.model.config.vocab_size, self.model.context
-        if not ids or not all(0 <= id < V for id in ids):
-            raise InputError(f"prompt: expected ids from 0 to {V - 1}, found {str(ids)[:60]}")
+        context = self.model.context
+        as_ids(ids, "prompt", self.model.config.vocab_size)
         if count > self.room(len(ids)):
             expected = f"prompt and new tokens of together at most the context, {context}"
             raise InputError(f"max_tokens: expected {expected}, found {len(ids)} and {count}")

@@ -8,7 +8,6 @@ the conversations into token files, on which ./train_llama3 trains.
 docs/guides/finetune.md has examples and further forms of rows.
 """
 
-import argparse
 import bisect
 import json
 import math
@@ -22,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from llamac.base.arguments import Parser, check_least
 from llamac.base.errors import InputError, printable
-from llamac.base.files import flaw, read_json
+from llamac.base.files import read_json
 from llamac.data import chat, tokenizer
-from llamac.data.block import Block, values
 from llamac.data.conversations import Conversation, NoConversation, of_row
-from llamac.data.documents import Reading, blocks
+from llamac.data.documents import whole_rows
 from llamac.data.encode import MOST_NAMED
-from llamac.data.inputs import find
+from llamac.data.inputs import InputFile, find
 from llamac.data.tokens import BEGINS_DOCUMENT, IGNORED, NO_TARGET, write_bin
 from llamac.model.config import load_config
 
@@ -38,8 +37,7 @@ GENERATION = "generation_config.json"
 
 @dataclass(frozen=True)
 class Example:
-    """ids: of the whole text. counts [n]: whether each is a part of an answer. ends: special tokens that end
-    an answer."""
+    """counts [n]: whether each id is part of an answer. ends: special tokens that end an answer."""
 
     ids: list[int]
     counts: list[bool]
@@ -123,11 +121,9 @@ class Encoder:
     def completion(self, prompt: str, completion: str) -> Example:
         """A prompt, its completion, the token that ends a document; before them the one that begins it."""
         own = self.tokenizer
-        plain = own.encode
-        end = own.bos if own.eos is None else own.eos
-        before = [*([own.bos] if own.bos is not None else []), *plain(prompt)]
-        closing = [end] if end is not None else []
-        answer = [*plain(completion), *closing]
+        before = [*([own.bos] if own.bos is not None else []), *own.encode(prompt)]
+        closing = [own.end] if own.end is not None else []
+        answer = [*own.encode(completion), *closing]
         counts = [False] * len(before) + [True] * len(answer)
         return Example([*before, *answer], counts, frozenset(closing))
 
@@ -137,22 +133,21 @@ class Encoder:
         return self.completion(*found) if isinstance(found, tuple) else self.conversation(found)
 
 
-def _blocks(inputs: Sequence[str | Path]) -> Iterator[Block]:
-    """Rows of the files that the inputs name. Raises InputError."""
+def _files(inputs: Sequence[str | Path]) -> list[InputFile]:
+    """The files that the inputs name. Raises InputError."""
     files = []
     for name in inputs:
         if Path(name).is_dir():
             raise InputError(f"{name}: expected files of JSON lines, found a folder: name '{name}/*.jsonl'")
         files += find(str(name), Path())[0]
     # A name that says nothing is taken for JSON lines.
-    files = [replace(file, kind="jsonl") if file.kind == "text" else file for file in files]
-    return blocks(files, Reading(field=None), [0])
+    return [replace(file, kind="jsonl") if file.kind == "text" else file for file in files]
 
 
 def read(inputs: Sequence[str | Path], encoder: Encoder, longest: int, strict: bool = False) -> Examples:
-    """The conversations in files or patterns. What is longer than `longest` tokens, or has no answer, is left
-    out and counted. So are broken rows and those that the template refuses, which are also named; with
-    `strict`, the first one raises InputError.
+    """The conversations in files or patterns. Those longer than `longest` tokens, or without an answer, are
+    left out and counted. So are broken rows and those that the template refuses, which are also named;
+    with `strict`, the first one raises InputError.
     """
     found = Examples()
     named = 0
@@ -167,24 +162,19 @@ def read(inputs: Sequence[str | Path], encoder: Encoder, longest: int, strict: b
         if named <= MOST_NAMED:
             print(printable(f"left out: {where}: {detail or reason}"), flush=True)
 
-    for block in _blocks(inputs):
-        for path, line, reason in block.skipped:
-            leave_out(f"{path}: line {line}", reason)
-        for line, value, reason in values(block, None):
-            where = f"{block.path}: line {line}"
-            if reason := reason or flaw(value):
-                leave_out(where, reason)
-                continue
-            try:
-                example = encoder.row(value)
-            except NoConversation as error:
-                leave_out(where, str(error))
-                continue
-            except chat.Refused as error:
-                leave_out(where, "refused by the chat template", str(error))
-                continue
-            except InputError as error:
-                raise InputError(f"{where}: {error}") from None
+    for where, value, reason in whole_rows(_files(inputs)):
+        if reason:
+            leave_out(where, reason)
+            continue
+        try:
+            example = encoder.row(value)
+        except NoConversation as error:
+            leave_out(where, str(error))
+        except chat.Refused as error:
+            leave_out(where, "refused by the chat template", str(error))
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        else:
             if len(example.ids) > longest:
                 found.left_out[f"longer than {longest} tokens"] += 1
             elif not any(example.counts[1:]):
@@ -280,8 +270,7 @@ def batches(rows: Sequence[Example], size: int, total: int, seed: int) -> Iterat
 
 
 def generation_settings(encoder: Encoder, rows: Sequence[Example]) -> str:
-    """generation_config.json that ends an answer at the tokens which end these answers, told in a line; "":
-    the directory's settings do already."""
+    """generation_config.json with the tokens that end these answers; "" if the directory's has them."""
     path = encoder.directory / GENERATION
     config = load_config(encoder.directory)
     names = ("bos_token_id", "eos_token_id")
@@ -290,9 +279,7 @@ def generation_settings(encoder: Encoder, rows: Sequence[Example]) -> str:
     stops = given if isinstance(given, list) else [] if given is None else [given]
     new = sorted(frozenset().union(*(row.ends for row in rows)) - set(stops))
     if not any(row.ends for row in rows):
-        print(
-            "answers end with no special token: the model learns no end, and generation goes on to --tokens"
-        )
+        print("answers end with no special token: the model learns no end, and generation stops at --tokens")
     if not new:
         return ""
     settings["eos_token_id"] = [*stops, *new]
@@ -301,31 +288,27 @@ def generation_settings(encoder: Encoder, rows: Sequence[Example]) -> str:
     return json.dumps({name: value for name, value in settings.items() if value is not None}, indent=2) + "\n"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="llamac finetune",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _parser() -> Parser:
+    parser = Parser("finetune", __doc__)
     add = parser.add_argument
     add("directory", metavar="DIR", help="config.json, weights, tokenizer, chat template")
     add("data", nargs="+", metavar="DATA", help="files of JSON lines, or patterns in quotes")
-    result = parser.add_mutually_exclusive_group(required=True)
-    result.add_argument("--out", type=Path, metavar="OUT", help="a new directory, for the checkpoint")
-    result.add_argument("--prepare", type=Path, metavar="FOLDER", help="a new directory, for token files")
+    result = parser.add_mutually_exclusive_group(required=True).add_argument
+    result("--out", type=Path, metavar="OUT", help="a new directory, for the checkpoint")
+    result("--prepare", type=Path, metavar="FOLDER", help="a new directory, for token files")
     add("--val-data", nargs="+", metavar="DATA", help="the same, whose loss is printed before and after")
-    add("--strict", action="store_true", help="stop at the first broken line")
-    add("--last-turn-only", action="store_true", help="only the last answer of a conversation counts")
+    parser.switch("--strict", "stop at the first broken line")
+    parser.switch("--last-turn-only", "only the last answer of a conversation counts")
     add("--ignore-keys", default="", metavar="A,B", help="keys of messages to train without")
-    add("--epochs", type=float, default=1.0, metavar="X", help="(1)")
-    add("--batch-size", type=int, default=4, metavar="N", help="conversations per pass (4)")
-    add("--accumulation", type=int, default=1, metavar="N", help="passes per step (1)")
-    add("--seq-len", type=int, metavar="N", help="skip longer conversations (the model's, up to 2048)")
-    add("--lr", type=float, default=2e-5, metavar="X", help="the largest learning rate (2e-5)")
-    add("--warmup-steps", type=int, default=0, metavar="N", help="steps of linear warm-up (0)")
-    add("--weight-decay", type=float, default=0.0, metavar="X", help="AdamW's decay of the matrices (0)")
+    parser.number("--epochs", "(1)", 1.0)
+    parser.integer("--batch-size", "conversations per pass (4)", 4)
+    parser.integer("--accumulation", "passes per step (1)", 1)
+    parser.integer("--seq-len", "skip longer conversations (the model's, up to 2048)")
+    parser.number("--lr", "the largest learning rate (2e-5)", 2e-5)
+    parser.integer("--warmup-steps", "steps of linear warm-up (0)", 0)
+    parser.number("--weight-decay", "AdamW's decay of the matrices (0)", 0.0)
     add("--dtype", default="f32", choices=["f32", "bf16"], help="type of weights and activations (f32)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of the order (0)")
+    parser.integer("--seed", "seed of the order (0)", 0)
     add("--recompute", default="none", metavar="LIST", help="as --recompute of train_llama3; saves memory")
     return parser
 
@@ -351,9 +334,9 @@ def main() -> None:
     args = _parser().parse_args()
     if not Path(args.directory).is_dir():
         raise InputError(f"{args.directory}: expected a directory with config.json and weights")
-    for name in ("epochs", "batch_size", "accumulation", "seq_len"):
-        if (value := getattr(args, name)) is not None and not 0 < value < math.inf:
-            raise InputError(f"--{name.replace('_', '-')}: expected a number above 0, found {value}")
+    check_least(args, batch_size=1, accumulation=1, seq_len=1)
+    if not 0 < args.epochs < math.inf:
+        raise InputError(f"--epochs: expected a number above 0, found {args.epochs}")
     if (args.out or args.prepare).exists():
         raise InputError(f"{args.out or args.prepare}: expected a new directory, found one that exists")
     T = args.seq_len or min(2048, load_config(args.directory).max_position_embeddings)

@@ -109,9 +109,7 @@ def _linear_forward(product: Callable[[Tensor, Tensor], Tensor]) -> Callable:
 
 
 def use_products(model: Any, o: Options, device: str = "cpu") -> None:
-    """Let the blocks' products be in fp8, after fuse_products(): what is fused has one scale. Raises
-    InputError.
-    """
+    """Compute the blocks' products in fp8, after fuse_products(): one scale per fused product. InputError."""
     kind = LlamacProducts if o.ops == "llamac" else ReferenceProducts
     head = o.fp8_head == "on"
     products = kind(model.config.num_hidden_layers, o.fp8_recipe, o.fp8_gradients, device, head)

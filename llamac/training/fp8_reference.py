@@ -84,9 +84,7 @@ class Codes(NamedTuple):
 
 
 def codes_by_row(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The codes of x [N,C] with a scale per row, which is 1 where its largest value is 0, infinite or NaN;
-    1 / scale [N,1].
-    """
+    """The codes of x [N,C] with a scale per row (1 if its maximum is 0, infinite or NaN); 1 / scale [N,1]."""
     amax = x.detach().abs().amax(1, keepdim=True).float()
     scale = power_of_two(amax, torch.finfo(dtype).max, torch.ones_like(amax))
     return quantize(x, scale, dtype), 1 / scale
@@ -103,9 +101,7 @@ def slot_names(blocks: int, head: bool = False) -> list[str]:
 
 @dataclass
 class Scales:
-    """The scales of a model's slots, and what is measured for the next ones. Recipe row: 1 / scale of the
-    last tensor's rows, and of its transposed rows.
-    """
+    """The scales of a model's slots and the maxima for the next ones; recipe row: inverses of rows."""
 
     slots: list[str]
     recipe: str = "delayed"

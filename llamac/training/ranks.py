@@ -54,7 +54,7 @@ def is_sharded(x: Tensor) -> bool:
 
 
 def local(x: Tensor) -> Tensor:
-    """What of x lies in this process."""
+    """The part of x in this process."""
     return x.to_local() if is_sharded(x) else x
 
 
@@ -90,9 +90,7 @@ def shard(model: nn.Module, o: Options, device: str) -> None:
 
 
 def sharded_gradients(model: nn.Module, batches: list, cis: Any, parts: list, dtype: torch.dtype):
-    """The reference's gradients() of a sharded model, which sums gradients in its parameters, in the dtype
-    that shard() chose, and over the ranks once.
-    """
+    """The reference's gradients() of a sharded model: sums in its parameters, reduced over the ranks once."""
     losses = []
     for micro, (tokens, *others) in enumerate(batches, 1):
         model.set_requires_gradient_sync(micro == len(batches))

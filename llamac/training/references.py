@@ -78,9 +78,7 @@ def write_reference(
 def write_references(
     models: Path, root: Path, empty_model: Callable, debug_state: Callable, settings: dict, o: Options
 ) -> None:
-    """The references of every model in a folder of configurations, in both dtypes, at root/MODEL/DTYPE, with
-    the suffix of the flags.
-    """
+    """Every model of a folder of configurations, in both dtypes, at root/MODEL/DTYPE + suffix()."""
     torch.use_deterministic_algorithms(True)
     for file in sorted(models.glob("*.json")):
         for name, dtype in DTYPES.items():

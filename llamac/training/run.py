@@ -43,9 +43,7 @@ ATTENTION = [
 
 
 def prepare(o: Options) -> tuple[Config, str, "Batches"]:
-    """The model's configuration, the device, and the data of this process, which has met the others. Raises
-    InputError.
-    """
+    """(configuration, device, data of this process), after meeting the other processes. Raises InputError."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -279,9 +277,7 @@ Program: TypeAlias = Callable[[Options], Any]
 
 
 def command_line(argv: list[str], train: Program, write_references: Program, help: str) -> None:
-    """train_llama3.py with arguments: --train and flags, or --help, or at most flags of the matrix products
-    for reference tensors. Raises InputError.
-    """
+    """train_llama3.py's arguments: --train and flags, --help, or flags of reference tensors. InputError."""
     if "--train" in argv:
         try:
             train(options.parse([arg for arg in argv if arg != "--train"]))

@@ -17,7 +17,7 @@ class Call(NamedTuple):
     outputs: tuple[Tensor, ...]
 
     def sources(self) -> tuple[Tensor, ...]:
-        """What the last output is of: of residual_rmsnorm the sum, which is its first output."""
+        """The inputs of the last output: of residual_rmsnorm the sum, which is its first output."""
         return self.outputs[:-1] or self.inputs
 
 

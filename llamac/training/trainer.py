@@ -15,7 +15,7 @@ from llamac.base.errors import InputError, printable
 from llamac.base.files import check_text, read_json
 from llamac.base.native import native
 from llamac.data import read_bin, tokenizer
-from llamac.data.tokens import IGNORED
+from llamac.data.tokens import IGNORED, as_ids
 
 _NO_DATA = {"train-data": "none", "val-data": "none"}
 
@@ -86,8 +86,7 @@ class Trainer:
 
     @property
     def last(self) -> dict[str, float]:
-        """Of the last step: step (from 1), loss, grad_norm (before clipping), lr, ms. Empty before the
-        first."""
+        """Of the last step: step (from 1), loss, grad_norm (before clipping), lr, ms. {} before the first."""
         return dict(self._last)
 
     def step(self, tokens: Any = None, targets: Any = None, counted: bool = False) -> float:
@@ -123,8 +122,7 @@ class Trainer:
         return self._native.validate(*self._batch(tokens, targets))
 
     def evaluate(self) -> dict[str, dict[str, Any]]:
-        """{task: {"accuracy", "accuracy_norm" (None where choices have no lengths), "questions"}} of the flag
-        eval_tasks."""
+        """{task: {"accuracy", "accuracy_norm" or None, "questions"}} of the flag eval_tasks."""
         if not self.options.eval_tasks:
             raise InputError("evaluate: expected eval_tasks, found none")
         return self._native.evaluate()
@@ -184,7 +182,7 @@ class Trainer:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a checkpoint into a new directory: config.json and model.safetensors, which transformers
-        opens, the optimizer's state and a manifest. `--resume PATH` and Trainer(path) go on from it with the
+        opens, the optimizer's state and a manifest. `--resume PATH` and Trainer(path) continue it with the
         same bits."""
         directory = os.path.abspath(path)
         if "\0" in directory:
@@ -196,13 +194,11 @@ class Trainer:
         self._native.save(os.fsencode(directory))
 
     def carry(self, name: str, text: str) -> None:
-        """Write the file's text into each later checkpoint, in place of the model's own file of this name:
-        generation_config.json, or a file of the tokenizer."""
+        """Write the text as the file `name` (tokenizer, generation_config.json) of each later checkpoint."""
         self._native.carry(name, text)
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Copies of all weights by Hugging Face's names, float32, which holds bfloat16 exactly: numpy has no
-        bfloat16."""
+        """Copies of all weights by Hugging Face's names, in float32, which holds bfloat16 exactly."""
         return self._native.parameters()
 
     def _batch(self, tokens: Any, targets: Any, rows: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -222,23 +218,7 @@ class Trainer:
         return arrays
 
     def _ids(self, array: Any, what: str, rank: int, none: int | None = None) -> np.ndarray:
-        """int32 [rank dimensions], contiguous: ids of the vocabulary, or `none`."""
+        """as_ids() of an array of any library."""
         if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
             array = native.host_array(array, what)
-        try:
-            array = np.asarray(array)
-        except ValueError as error:  # rows of different lengths
-            raise InputError(f"{what}: expected an array of integers: {error}") from None
-        if array.dtype.kind not in "iu":
-            raise InputError(f"{what}: expected integers, found {array.dtype}")
-        if array.ndim != rank or not array.size:
-            raise InputError(
-                f"{what}: expected {rank} dimensions that are not empty, found shape {array.shape}"
-            )
-        V = self.config["vocab_size"]
-        wrong = (array < 0) | (array >= V)
-        if none is not None:
-            wrong &= array != none
-        if wrong.any():
-            raise InputError(f"{what}: expected ids from 0 to {V - 1}, found {array[wrong][0]}")
-        return np.ascontiguousarray(array, dtype=np.int32)
+        return as_ids(array, what, self.config["vocab_size"], rank, none)

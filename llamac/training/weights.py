@@ -53,9 +53,7 @@ FUSED = [row for row in BLOCK if len(row.weights) > 1]
 
 
 def fuse_products(model: nn.Module) -> None:
-    """Make q, k, v one product, and gate, up another, each by one module that has the weights one below the
-    other. parts() still tells them apart.
-    """
+    """Make q, k, v one product and gate, up another. parts() still tells the weights apart."""
     for block in model.model.layers:
         for row in FUSED:
             half = getattr(block, row.half)
@@ -91,7 +89,7 @@ def weight_names(model: nn.Module) -> list[tuple[list[str], nn.Parameter]]:
 
 
 def parts(model: nn.Module) -> list[Part]:
-    """What this process holds of every weight, in the order of files and random streams."""
+    """The rows of every weight that this process holds, in the order of files and random streams."""
     shapes, found = dict(model.config.parameters()), []
     index = {name: k for k, name in enumerate(shapes)}
     for names, parameter in weight_names(model):
@@ -142,9 +140,7 @@ def load_weights(model: nn.Module, directory: str | Path) -> None:
 
 @torch.no_grad()
 def whole_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """(name, weight on the host) of every weight, one at a time. All ranks read to the end: they gather each
-    weight together.
-    """
+    """(name, weight on the host) of every weight, one at a time. All ranks gather them: read to the end."""
     shapes = dict(model.config.parameters())
     for module in model.modules():  # a forward without a backward leaves its weights gathered
         if hasattr(module, "reshard"):  # FSDP's

@@ -211,6 +211,10 @@ TEST(check_vocabulary) {
     const Tokenizer all(put("all.vocab", vocabulary_file({"  a", "  ", "<s>"}, 2)));
     check(all.decode({0, 0}) == "a  a" && all.decode({1, 1}) == "  " && all.decode({2, 1}) == "<s>  " &&
           all.decode({}).empty());
+    std::string damaged = vocabulary_file(tokens);
+    damaged.back() ^= 1;
+    refused("a damaged vocabulary file", {"damaged.vocab", "checksum"},
+            [&] { Tokenizer(put("damaged.vocab", damaged)); });
 }
 
 // As a byte-level tokenizer.json writes them: printable bytes are themselves, the others U+0100 and up.

@@ -11,9 +11,10 @@ from run import run_llamac
 
 from llamac import _native
 from llamac.base.errors import InputError
-from llamac.data import Loader, permute, read_bin, tokenizer, write_bin, write_shards
+from llamac.data import Loader, permute, read_bin, tokenizer, write_bin
 from llamac.data import command as tool
 from llamac.data.documents import cut_text
+from llamac.data.tokens import splitmix64
 
 
 def shards(folder: Path, *lengths: int, vocab: int = 1000, seed: int = 0) -> list[np.ndarray]:
@@ -73,8 +74,6 @@ def test_permute_follows_its_definition(size):
 
 def test_permute_known_values():
     # splitmix64 of seed 0 begins with e220a8397b1dcdaf in its author's program.
-    from llamac.data import splitmix64
-
     assert splitmix64(np.uint64(0)) == 0xE220A8397B1DCDAF
     assert permute(np.arange(10), 10, 42, 0).tolist() == [1, 3, 9, 6, 2, 5, 4, 0, 7, 8]
     assert permute(np.arange(10), 10, 42, 1).tolist() == [5, 8, 3, 2, 0, 4, 9, 1, 6, 7]
@@ -255,18 +254,6 @@ def test_stream_does_not_depend_on_the_devices(tmp_path):
     assert seen[8, 1, 1][:4] != seen[8, 1, 1][4:]  # the epochs differ in order
 
 
-def test_write_shards(tmp_path):
-    tokens = np.arange(1001, dtype=np.uint32)
-    write_shards(tmp_path, "train", tokens, 2000, 9, shard_tokens=100)
-    write_shards(tmp_path, "val", tokens[:5], 2000, 9)
-    assert len(list(tmp_path.glob("train_*.bin"))) == 11
-    write_shards(tmp_path, "train", tokens, 2000, 9, shard_tokens=300)
-    parts = [read_bin(path).tokens for path in sorted(tmp_path.glob("train_*.bin"))]
-    assert [len(part) for part in parts] == [250, 250, 250, 251]
-    assert np.array_equal(np.concatenate(parts), tokens)
-    assert (tmp_path / "val_000.bin").exists()
-
-
 # The default text
 
 
@@ -337,9 +324,8 @@ def test_stdlib_again(tmp_path, library):
     (out / "val_000.bin").write_bytes(before[-1][0][:-1])
     assert "already there" not in made() and sorted(out.iterdir()) == files
     assert [content for content, _ in before] == [path.read_bytes() for path in files]
-    for name in ("tokenizer.json", "tokenizer_config.json"):  # an earlier version did not write these
-        (out / name).unlink()
-    assert "already there" in made() and sorted(out.iterdir()) == files
+    (out / "index.json").unlink()  # an earlier version did not write it
+    assert "already there" not in made() and sorted(out.iterdir()) == files
     assert [content for content, _ in before] == [path.read_bytes() for path in files]
 
 

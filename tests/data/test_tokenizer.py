@@ -104,13 +104,6 @@ def test_decode_of_any_ids(trained):
     assert ours.decode([ours.vocab_size, ours.ranks[b"a"], 10**6]) == "\ufffda\ufffd"
 
 
-def test_documents(trained):
-    ours = trained[1]
-    tokens = ours.encode_documents(["one two", "", "three"])
-    expected = [ours.bos, *ours.encode("one two"), ours.bos, ours.bos, *ours.encode("three")]
-    assert tokens.dtype == np.uint32 and tokens.tolist() == expected
-
-
 def test_rank_file(trained, tmp_path):
     ours = trained[1]
     assert (ours.n_ranks, ours.vocab_size, ours.bos) == (2000, 2001, 2000)
@@ -158,7 +151,6 @@ def test_llama3_special_tokens(llama3):
                  128255: "reserved_special_token_247"}  # fmt: skip
     assert {f"<|{name}|>": id for id, name in published.items()}.items() <= llama3.special.items()
     assert (llama3.bos, llama3.eos) == (128000, 128001)
-    assert llama3.encode_documents(["a", ""]).tolist() == [128000, 97, 128001, 128000, 128001]
     text = "<|begin_of_text|>Hi<|eot_id|><|reserved_special_token_247|>"
     assert llama3.decode([128000, 72, 105, 128009, 128255]) == text
     assert llama3.encode("<|eot_id|>") == list(b"<|eot_id|>")

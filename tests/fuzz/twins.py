@@ -10,11 +10,10 @@ from glob import escape
 from pathlib import Path
 
 import numpy as np
-import xxhash
 from fuzz.inputs import safetensors, tensor
 
 from llamac.base.errors import InputError
-from llamac.data import Loader, tokenizer, vocabulary
+from llamac.data import Loader, tokenizer
 from llamac.model import hf
 from llamac.model.config import load_config
 from llamac.profile import profile
@@ -68,22 +67,11 @@ def _tokenizer(folder: Path, content: bytes) -> None:
     tokenizer.load(_put(folder, "tokenizer.tiktoken", content)).decode([0, 10**9])
 
 
-def _summed(content: bytes) -> bytes:
-    """With the checksum of what stands behind the header."""
-    if len(content) < 64:
-        return content
-    return content[:32] + xxhash.xxh3_64_intdigest(content[64:]).to_bytes(8, "little") + content[40:]
-
-
-def _vocabulary(folder: Path, content: bytes) -> None:
-    vocabulary.read(_put(folder, "tokenizer.vocab", _summed(content))).decode([-1, 0, 10**9])
-
-
 def _log(folder: Path, content: bytes) -> None:
     events = plot.read_log(Path(_put(folder, "log.jsonl", content)))
     if any(event.get("event") == "step" for event in events):
         for field in ("loss", "lr"):
-            plot.smooth(plot.series(events, "step", field)[1])
+            plot.smooth(np.array(plot.series(events, "step", field)[1], float))
         plot._title(events)
 
 
@@ -98,7 +86,6 @@ TWINS: dict[str, Callable[[Path, bytes], None]] = {
     "config": _config,
     "tokens": _tokens,
     "tokenizer": _tokenizer,
-    "vocabulary": _vocabulary,
     "log": _log,
     "profile": _profile,
 }

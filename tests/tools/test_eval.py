@@ -14,7 +14,7 @@ from llamac import Error
 from llamac.data import tokenizer
 from llamac.data.tokens import write_bin
 from llamac.eval import tasks, text
-from llamac.eval.command import _counter, answers, count, main
+from llamac.eval.command import answers, count, main
 from llamac.eval.likelihood import Scorer
 
 
@@ -289,7 +289,7 @@ def test_shards_of_a_rank_file(tmp_path, monkeypatch):
     own = tokenizer.of_ranks(tokenizer.train([TEXT * 20], 290))
     model = write_directory(tmp_path / "model", vocab_size=own.vocab_size)
     tokenizer.export(model, own)
-    ids = own.encode_documents([TEXT, "é"])
+    ids = np.array([own.bos, *own.encode(TEXT), own.bos, *own.encode("é")], np.uint32)
     write_bin(tmp_path / "x_000.bin", ids, own.vocab_size, own.hash)
     found = text.of_shards(Scorer(model), f"{tmp_path}/x_*.bin")
     assert found.bytes == len((TEXT + "é" + 2 * "<|endoftext|>").encode()) and found.tokens == len(ids)
@@ -325,14 +325,6 @@ def test_the_command(directory, files, tmp_path):
     for name, answered in found["questions"].items():
         right = np.mean([int(np.argmax(each["logs"])) == each["gold"] for each in answered])
         assert right == next(r["value"] for r in found["results"] if r["task"] == name)
-
-
-def test_what_is_done_adds_up():
-    told = []
-    add = _counter(lambda *words: told.append(words), "x", 3)
-    add(1)
-    add(2)
-    assert told == [("x", 1, 3), ("x", 3, 3)]
 
 
 @pytest.mark.parametrize(

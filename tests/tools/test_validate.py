@@ -190,7 +190,7 @@ def test_the_row_of_a_machine():
 def test_the_row_in_a_page(command, machine, capsys):
     command({"kernels": Stage([python("")]), "tests": Stage([], without="x")}, "--quick")
     archive, page = machine.out / "validation.tar.gz", machine.out.parent / "page.md"
-    with pytest.raises(InputError, match=r"page.md: cannot write: No such file"):
+    with pytest.raises(InputError, match=r"page.md: cannot open: No such file"):
         validation.main([str(archive), "--row", str(page)])
     page.write_text((ROOT / "docs/benchmarks/README.md").read_text())
     validation.main([str(archive), "--row", str(page)])

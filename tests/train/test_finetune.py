@@ -516,7 +516,8 @@ def test_generation_ends_where_answers_do(directory, tmp_path, monkeypatch, caps
     trainer.save(tmp_path / "again")  # whose settings are those of the data
     assert json.loads((tmp_path / "again/generation_config.json").read_text()) == settings
     new = ["--out", str(tmp_path / "no"), "--batch-size", "8"]
-    for flag, value, least in (("--seq-len", "0", "above 0"), ("--warmup-steps", "2", "at most the run's 1")):
+    wrong = ("--seq-len", "0", "at least 1"), ("--warmup-steps", "2", "at most the run's 1")
+    for flag, value, least in wrong:
         monkeypatch.setattr("sys.argv", [*words, *new, flag, value])
         with pytest.raises(Error, match=f"{flag}: expected .*{least}"):
             finetune.main()

@@ -10,6 +10,7 @@ import zipfile
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hf_dirs import LLAMA3, SMALL
 from run import ROOT, run_llamac
@@ -374,8 +375,10 @@ def test_plot_reads_what_a_killed_run_left(tmp_path):
 
 
 def test_smooth():
-    line = [float(i) for i in range(200)]
+    line = np.arange(200.0)
     assert plot.smooth(line)[3:-3] == pytest.approx(line[3:-3])  # no lag
-    spike = plot.smooth([0.0] * 100 + [7.0] + [0.0] * 99)
-    assert spike[96:105] == pytest.approx([0, *[1.0] * 7, 0])
-    assert plot.smooth([1.0, 5.0]) == [1.0, 5.0]
+    spike = 7.0 * (line == 100)
+    assert plot.smooth(spike)[96:105] == pytest.approx([0, *[1.0] * 7, 0])
+    assert plot.smooth(np.array([1.0, 5.0])).tolist() == [1.0, 5.0]
+    line[100] = np.nan
+    assert plot.smooth(line)[99:102] == pytest.approx([593 / 6, 100, 607 / 6])
