@@ -20,7 +20,7 @@ int64_t round_up(int64_t value, int64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }
 
-// Where the next placement begins, in a buffer of all elements; divided by the number of shards, in one of shards.
+// Where the next flat parameter begins, in a buffer of all elements; divided by the number of shards, in one of shards.
 int64_t end_of(const Parameters& p) {
     const Segment& last = p.segments.back();
     return last.offset + last.elements;
@@ -38,15 +38,14 @@ bool is_frozen(const std::string& name, const std::vector<std::string>& patterns
                        [&](const std::string& each) { return fnmatch(each.c_str(), name.c_str(), 0) == 0; });
 }
 
-// Where the elements of one of a placement's parameters lie, from `offset` on, and which of them are this rank's.
-void place(const Parameters& p, Parameter& parameter, const Placement& placement, int64_t offset) {
+// Where the elements of one parameter of a flat one lie, from `offset` on, and which of them are this rank's.
+void place(const Parameters& p, Parameter& parameter, const FlatParam& flat, int64_t offset) {
     parameter.offset = offset;
-    if (!placement.trains) return;
-    const int64_t own = placement.offset + p.sharding.place() * placement.shard,
-                  elements = parameter.elements();
+    if (!flat.trains) return;
+    const int64_t own = flat.offset + p.sharding.place() * flat.shard, elements = parameter.elements();
     parameter.first = std::clamp<int64_t>(own - offset, 0, elements);
-    parameter.count = std::clamp<int64_t>(own + placement.shard - offset, 0, elements) - parameter.first;
-    parameter.place = placement.offset / p.sharding.group + std::max<int64_t>(0, offset - own);
+    parameter.count = std::clamp<int64_t>(own + flat.shard - offset, 0, elements) - parameter.first;
+    parameter.place = flat.offset / p.sharding.group + std::max<int64_t>(0, offset - own);
 }
 
 // A segment of the rows, or, where the model does not hold them, nothing.
@@ -60,16 +59,15 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
     const int64_t shards = p.sharding.group, segment = static_cast<int64_t>(p.segments.size());
     p.segments.push_back({p.segments.empty() ? 0 : end_of(p)});
     for (size_t i = 0; i < present.size();) {
-        Placement& placement = *present[i]->placement;
+        FlatParam& flat = *present[i]->flat;
         const bool trains = !is_frozen(prefix + present[i]->name, filling.frozen);
-        placement = {trains ? end_of(p) : filling.frozen_elements, present[i]->shape, segment, 0, trains};
+        flat = {trains ? end_of(p) : filling.frozen_elements, present[i]->shape, segment, 0, trains};
         const size_t begin = i;
-        for (i++; i < present.size() && present[i]->placement == &placement; i++)
-            placement.shape[0] += present[i]->shape[0];
-        const int64_t row = placement.elements() / placement.shape[0];
-        placement.shard = shards == 1 ? placement.elements()
-                                      : round_up(placement.shape[0], shards * shard_rows) / shards * row;
-        int64_t offset = placement.offset;
+        for (i++; i < present.size() && present[i]->flat == &flat; i++) flat.shape[0] += present[i]->shape[0];
+        const int64_t row = flat.elements() / flat.shape[0];
+        flat.shard =
+            shards == 1 ? flat.elements() : round_up(flat.shape[0], shards * shard_rows) / shards * row;
+        int64_t offset = flat.offset;
         for (size_t k = begin; k < i; k++) {
             Parameter parameter{};
             parameter.shape = present[k]->shape;
@@ -82,7 +80,7 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
             if (is_frozen(parameter.name, filling.frozen) == trains)
                 fail(prefix, present[begin]->name, " and ", parameter.name,
                      " are one matrix: expected both or neither of them frozen");
-            place(p, parameter, placement, offset);
+            place(p, parameter, flat, offset);
             offset += parameter.elements();
             p.table.push_back(std::move(parameter));
         }
@@ -91,9 +89,8 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
             continue;
         }
         p.segments.back().elements =
-            round_up(placement.offset + shards * placement.shard, shards * alignment) -
-            p.segments.back().offset;
-        p.segments.back().placements.push_back(placement);
+            round_up(flat.offset + shards * flat.shard, shards * alignment) - p.segments.back().offset;
+        p.segments.back().flat_params.push_back(flat);
     }
 }
 
@@ -110,8 +107,8 @@ void fill_table(Parameters& p, const Config& c, Filling& filling) {
     // Behind the last tensor is no gap.
     for (Segment& segment : std::views::reverse(p.segments)) {
         p.elements = segment.offset + segment.elements;
-        if (segment.placements.empty()) continue;
-        const Placement& last = segment.placements.back();
+        if (segment.flat_params.empty()) continue;
+        const FlatParam& last = segment.flat_params.back();
         if (p.sharding.group == 1) p.elements = last.offset + last.elements();
         segment.elements = p.elements - segment.offset;
         break;
@@ -125,7 +122,7 @@ int64_t count(const Config& c, bool (*chosen)(const ParameterRow&)) {
     const auto sum = [&](const std::vector<ParameterRow>& rows) {
         int64_t elements = 0;
         for (const ParameterRow& row : rows)
-            if (row.present && chosen(row)) elements += Placement{0, row.shape}.elements();
+            if (row.present && chosen(row)) elements += FlatParam{0, row.shape}.elements();
         return elements;
     };
     return sum(parameters_before_blocks(c, model)) + c.L * sum(block_parameters(c, block)) +
@@ -146,15 +143,15 @@ void fill(const Parameter& parameter, const Tensor& weight, int64_t first, float
 
 }  // namespace
 
-int64_t Placement::elements() const {
+int64_t FlatParam::elements() const {
     return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-Tensor Parameters::in_segment(const Tensor& segment, const Placement& p) const {
+Tensor Parameters::in_segment(const Tensor& segment, const FlatParam& p) const {
     return matrix(segment, p.offset - segments[p.segment].offset, p);
 }
 
-Tensor Parameters::matrix(const Tensor& buffer, int64_t offset, const Placement& p) {
+Tensor Parameters::matrix(const Tensor& buffer, int64_t offset, const FlatParam& p) {
     char* data = static_cast<char*>(buffer.data) + offset * size_of(buffer.dtype);
     if (p.shape.size() == 1) return make_tensor(data, buffer.dtype, {p.shape[0]});
     return make_tensor(data, buffer.dtype, {p.shape[0], p.shape[1]});
@@ -165,7 +162,7 @@ Tensor Parameters::part(const Tensor& buffer, const Parameter& p, int64_t first,
     return make_tensor(static_cast<char*>(buffer.data) + at * size_of(buffer.dtype), buffer.dtype, {count});
 }
 
-Tensor Parameters::own(const Tensor& buffer, const Placement& p) const {
+Tensor Parameters::own(const Tensor& buffer, const FlatParam& p) const {
     const int64_t at = is_shared(buffer) ? p.offset / sharding.group : p.offset + sharding.place() * p.shard;
     return make_tensor(static_cast<char*>(buffer.data) + at * size_of(buffer.dtype), buffer.dtype, {p.shard});
 }
