@@ -167,19 +167,19 @@ Tensor Parameters::own(const Tensor& buffer, const FlatParam& p) const {
     return make_tensor(static_cast<char*>(buffer.data) + at * size_of(buffer.dtype), buffer.dtype, {p.shard});
 }
 
-// One block is computed with while the next one comes. The last block has the third slot (plan_slots()).
-size_t Parameters::slot_of(int64_t segment) const {
+// One block is computed with while the next one comes. The last block has the third buffer (plan_gather_buffers()).
+size_t Parameters::buffer_of(int64_t segment) const {
     const int64_t last = static_cast<int64_t>(segments.size()) - 1;
     return segment == 0 ? 0 : segment == last ? 1 : static_cast<size_t>(2 + (last - 1 - segment) % 2);
 }
 
 Tensor Parameters::transient_weights(int64_t elements_) const {
-    return make_tensor(weight_slots.memory.data, weight_slots.memory.dtype, {elements_});
+    return make_tensor(weight_buffers.memory.data, weight_buffers.memory.dtype, {elements_});
 }
 
-Tensor Parameters::in_use(const Tensor& buffer, const Slots& slots, int64_t segment) const {
-    const Tensor& from = is_shared(buffer) ? slots.memory : buffer;
-    const int64_t at = is_shared(buffer) ? slots.begin[slot_of(segment)] : segments[segment].offset;
+Tensor Parameters::in_use(const Tensor& buffer, const GatherBuffers& buffers, int64_t segment) const {
+    const Tensor& from = is_shared(buffer) ? buffers.memory : buffer;
+    const int64_t at = is_shared(buffer) ? buffers.begin[buffer_of(segment)] : segments[segment].offset;
     return make_tensor(static_cast<char*>(from.data) + at * size_of(from.dtype), from.dtype,
                        {segments[segment].elements});
 }
@@ -217,16 +217,18 @@ namespace {
 // The embedding, the head and one block by turns share memory, since they are not in use together. apart: the other block
 // lies outside of it, so that the head comes while the last block is computed with; else beside the first block. A tied
 // embedding is in use throughout.
-void plan_slots(Slots& slots, const Parameters& p, bool apart, const char* group, DType dtype, Arena& arena) {
+void plan_gather_buffers(GatherBuffers& buffers, const Parameters& p, bool apart, const char* group,
+                         DType dtype, Arena& arena) {
     const int64_t first = p.segments.front().elements, last = p.segments.back().elements;
     int64_t block = 0;
     for (size_t i = 1; i + 1 < p.segments.size(); i++) block = std::max(block, p.segments[i].elements);
     const bool tied = p.head.segment == p.embedding.segment;
     const int64_t shared = tied ? first : 0, largest = std::max(block, tied ? last : std::max(first, last)),
                   other = shared + (apart ? largest : block);
-    slots.begin = {0, shared, other, shared};
-    slots.end = {first, shared + last, other + block, shared + block};
-    arena.plan(group, &slots.memory, shaped(dtype, {*std::max_element(slots.end.begin(), slots.end.end())}));
+    buffers.begin = {0, shared, other, shared};
+    buffers.end = {first, shared + last, other + block, shared + block};
+    arena.plan(group, &buffers.memory,
+               shaped(dtype, {*std::max_element(buffers.end.begin(), buffers.end.end())}));
 }
 
 }  // namespace
@@ -259,9 +261,9 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
     for (const StateRow& state : optimizer_states)
         plan(state.group, &(p.*state.buffer), precision.moments, states);
     if (sharding.shares_weights())
-        plan_slots(p.weight_slots, p, true, "gathered weights", precision.weights, arena);
+        plan_gather_buffers(p.weight_buffers, p, true, "gathered weights", precision.weights, arena);
     if (sharding.shares_gradients())
-        plan_slots(p.gradient_slots, p, false, "gradients in use", precision.gradients, arena);
+        plan_gather_buffers(p.gradient_buffers, p, false, "gradients in use", precision.gradients, arena);
     int64_t largest = 0;
     for (const Segment& segment : p.segments) largest = std::max(largest, segment.elements);
     if (sharding.ranks > 1 && sharding.sums.value_or(precision.gradients) != precision.gradients)
@@ -269,8 +271,8 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
 }
 
 void zero(const Parameters& p) {
-    for (const Tensor& t : {p.weights, p.gradients, p.master, p.m, p.v, p.frozen, p.weight_slots.memory,
-                            p.gradient_slots.memory})
+    for (const Tensor& t : {p.weights, p.gradients, p.master, p.m, p.v, p.frozen, p.weight_buffers.memory,
+                            p.gradient_buffers.memory})
         if (t.data) CHECK(hipMemset(t.data, 0, static_cast<size_t>(t.bytes())));
 }
 

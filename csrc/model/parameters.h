@@ -106,9 +106,9 @@ struct Parameter : FlatParam {
     int64_t first = 0, count = 0, place = 0;
 };
 
-// Memory for the segments in use of sharded weights or gradients: the first, the last, and the blocks in turn. Slots overlap; a
-// gather waits until overlapping slots are released.
-struct Slots {
+// Memory for the segments in use of sharded weights or gradients: the first, the last, and the blocks in turn. They overlap; a
+// gather waits until overlapping ones are released.
+struct GatherBuffers {
     static constexpr size_t count = 4;
     Tensor memory;
     std::array<int64_t, count> begin = {}, end = {};  // in elements
@@ -127,7 +127,7 @@ struct Parameters : ModelParameters {
     Tensor weights, gradients, master, m, v;
     Tensor frozen;         // weights of parameters that do not train, on every rank
     Tensor frozen_vector;  // of the largest frozen vector: norms write gradients that nothing reads
-    Slots weight_slots, gradient_slots;
+    GatherBuffers weight_buffers, gradient_buffers;
     // A segment's gradients in the type in which they are summed over the ranks; no data where that is their own.
     Tensor sums;
 
@@ -142,10 +142,10 @@ struct Parameters : ModelParameters {
     Tensor part(const Tensor& buffer, const Parameter& parameter, int64_t first, int64_t count) const;
     // This rank's shard of a flat parameter, [shard].
     Tensor own(const Tensor& buffer, const FlatParam& p) const;
-    // A segment's elements, in the buffer or in their slot.
-    Tensor weights_of(int64_t segment) const { return in_use(weights, weight_slots, segment); }
-    Tensor gradients_of(int64_t segment) const { return in_use(gradients, gradient_slots, segment); }
-    size_t slot_of(int64_t segment) const;
+    // A segment's elements, in the buffer or gathered.
+    Tensor weights_of(int64_t segment) const { return in_use(weights, weight_buffers, segment); }
+    Tensor gradients_of(int64_t segment) const { return in_use(gradients, gradient_buffers, segment); }
+    size_t buffer_of(int64_t segment) const;
     // Memory for weights of one flat parameter that are not kept, valid until the next gather.
     Tensor transient_weights(int64_t count) const;
     // The operands of kernels.
@@ -162,7 +162,7 @@ struct Parameters : ModelParameters {
     Tensor held_part(const Tensor& buffer, const Parameter& parameter) const;
 
   private:
-    Tensor in_use(const Tensor& buffer, const Slots& slots, int64_t segment) const;
+    Tensor in_use(const Tensor& buffer, const GatherBuffers& buffers, int64_t segment) const;
     Tensor in_segment(const Tensor& segment, const FlatParam& p) const;
     static Tensor matrix(const Tensor& buffer, int64_t offset, const FlatParam& p);
 };

@@ -79,16 +79,16 @@ void gather_own_weights(Model& m, int64_t segment) {
     gather(m, segment, in_use, own);
 }
 
-// The work enqueued so far has finished with the weights that overlap the segment's slot.
+// The work enqueued so far has finished with the weights that overlap the segment's buffer.
 void begin_to_gather(Model& m, int64_t segment) {
-    const size_t slot = m.parameters.slot_of(segment);
-    if (m.gathered[slot] == segment) return;
-    for (size_t other = 0; other < Slots::count; other++)
-        if (m.parameters.weight_slots.overlap(slot, other)) m.gathered[other].reset();
+    const size_t index = m.parameters.buffer_of(segment);
+    if (m.gathered[index] == segment) return;
+    for (size_t other = 0; other < GatherBuffers::count; other++)
+        if (m.parameters.weight_buffers.overlap(index, other)) m.gathered[other].reset();
     follow_model(m);
     gather_own_weights(m, segment);
-    m.exchanges->gathered[slot].record(m.exchanges->stream.handle);
-    m.gathered[slot] = segment;
+    m.exchanges->gathered[index].record(m.exchanges->stream.handle);
+    m.gathered[index] = segment;
 }
 
 // The padding of a flat parameter's shards holds values of other segments.
@@ -128,9 +128,9 @@ void gather_weights(Model& m, int64_t segment, int64_t next) {
     if (is_alone(m) || !m.options.sharding.shares_weights()) return;
     const Parameters& p = m.parameters;
     begin_to_gather(m, segment);
-    m.exchanges->gathered[p.slot_of(segment)].wait_event(m.context.stream);
+    m.exchanges->gathered[p.buffer_of(segment)].wait_event(m.context.stream);
     if (next < 0 || next >= static_cast<int64_t>(p.segments.size())) return;
-    if (!p.weight_slots.overlap(p.slot_of(segment), p.slot_of(next))) begin_to_gather(m, next);
+    if (!p.weight_buffers.overlap(p.buffer_of(segment), p.buffer_of(next))) begin_to_gather(m, next);
 }
 
 bool accumulates_in_place(const Model& m, const MicroBatch& micro_batch) {
@@ -139,9 +139,9 @@ bool accumulates_in_place(const Model& m, const MicroBatch& micro_batch) {
 
 void begin_gradients(Model& m, int64_t segment) {
     if (is_alone(m) || !m.options.sharding.shares_gradients()) return;
-    const size_t slot = m.parameters.slot_of(segment);
-    for (size_t other = 0; other < Slots::count; other++) {
-        if (!m.reducing[other] || !m.parameters.gradient_slots.overlap(slot, other)) continue;
+    const size_t index = m.parameters.buffer_of(segment);
+    for (size_t other = 0; other < GatherBuffers::count; other++) {
+        if (!m.reducing[other] || !m.parameters.gradient_buffers.overlap(index, other)) continue;
         m.exchanges->reduced[other].wait_event(m.context.stream);
         m.reducing[other] = false;
     }
@@ -179,9 +179,9 @@ void reduce_gradients(Model& m, int64_t segment, const MicroBatch& micro_batch) 
     else if (in_place)
         for (const FlatParam& flat : p.segments[segment].flat_params)
             convert(context, {.out = p.own(p.gradients, flat), .x = own(flat), .accumulate = adds});
-    const size_t slot = p.slot_of(segment);
-    m.exchanges->reduced[slot].record(m.exchanges->stream.handle);
-    m.reducing[slot] = true;
+    const size_t index = p.buffer_of(segment);
+    m.exchanges->reduced[index].record(m.exchanges->stream.handle);
+    m.reducing[index] = true;
 }
 
 void sum_over_ranks(Model& m, const Tensor& x) {
