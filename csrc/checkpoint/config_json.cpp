@@ -16,7 +16,8 @@ using json = nlohmann::json;
 namespace fs = std::filesystem;
 
 // So that bytes of tensors are numbers of 64 bits: no model is near.
-constexpr int64_t widest = int64_t{1} << 24, deepest = int64_t{1} << 16, most_parameters = int64_t{1} << 48;
+constexpr int64_t max_width = int64_t{1} << 24, max_layers = int64_t{1} << 16,
+                  max_parameters = int64_t{1} << 48;
 
 // Whether an integer fits; JSON's reader takes them up to 2^64.
 bool is_int64(const json& integer) {
@@ -35,15 +36,15 @@ struct ConfigFields {
     [[noreturn]] void wrong(const char* key, const char* expected, const std::string& found) const {
         fail(file, ": ", key, ": expected ", expected, ", found ", found);
     }
-    int64_t size(const char* key, int64_t most) const {
+    int64_t size(const char* key, int64_t max) const {
         const json* v = find(key);
-        const std::string expected = "an integer from 1 to " + std::to_string(most);
+        const std::string expected = "an integer from 1 to " + std::to_string(max);
         if (!v) wrong(key, expected.c_str(), "nothing");
-        if (!v->is_number_integer() || *v < 1 || *v > most) wrong(key, expected.c_str(), excerpt(*v));
+        if (!v->is_number_integer() || *v < 1 || *v > max) wrong(key, expected.c_str(), excerpt(*v));
         return v->get<int64_t>();
     }
-    int64_t size_or(const char* key, int64_t most, int64_t missing) const {
-        return find(key) ? size(key, most) : missing;
+    int64_t size_or(const char* key, int64_t max, int64_t missing) const {
+        return find(key) ? size(key, max) : missing;
     }
     // The value for an absent field, or for null. absent: 0 if it is that for null.
     int64_t missing(const char* key, int64_t absent, int64_t null) const {
@@ -277,25 +278,25 @@ Config load_config(const std::string& model) {
     Config c{};
     read_architecture(f, c);
     refuse_other_models(f, c);
-    c.V = f.size("vocab_size", widest);
-    c.C = f.size("hidden_size", widest);
-    c.F = f.size("intermediate_size", widest);
-    c.L = f.size("num_hidden_layers", deepest);
+    c.V = f.size("vocab_size", max_width);
+    c.C = f.size("hidden_size", max_width);
+    c.F = f.size("intermediate_size", max_width);
+    c.L = f.size("num_hidden_layers", max_layers);
     read_layer_types(f, c);
-    c.NH = f.size("num_attention_heads", widest);
-    c.NKV =
-        f.size_or("num_key_value_heads", widest, f.missing("num_key_value_heads", model_type(c).NKV, c.NH));
+    c.NH = f.size("num_attention_heads", max_width);
+    c.NKV = f.size_or("num_key_value_heads", max_width,
+                      f.missing("num_key_value_heads", model_type(c).NKV, c.NH));
     if (c.NH % c.NKV)
         f.wrong("num_attention_heads", "a multiple of num_key_value_heads",
                 std::to_string(c.NH) + " and " + std::to_string(c.NKV));
     if (!f.find("head_dim") && c.C % c.NH)
         f.wrong("hidden_size", "a multiple of num_attention_heads",
                 std::to_string(c.C) + " and " + std::to_string(c.NH));
-    c.HD = f.size_or("head_dim", widest, c.C / c.NH);
+    c.HD = f.size_or("head_dim", max_width, c.C / c.NH);
     if (c.HD % 2) f.wrong("head_dim", "even", std::to_string(c.HD));
-    if (c.qkv_size() > widest)
+    if (c.qkv_size() > max_width)
         f.wrong("head_dim",
-                ("queries, keys and values of together at most " + std::to_string(widest)).c_str(),
+                ("queries, keys and values of together at most " + std::to_string(max_width)).c_str(),
                 std::to_string(c.qkv_size()));
     c.max_context = f.size_or("max_position_embeddings", INT32_MAX, model_type(c).max_context);
     c.eps = f.positive_or("rms_norm_eps", c.eps);
@@ -306,7 +307,7 @@ Config load_config(const std::string& model) {
         c.pad = pad->get<int64_t>();
     read_rope(f, c);
     const double layer = static_cast<double>(c.C) * static_cast<double>(c.qkv_size() + c.q_size() + 3 * c.F);
-    if (static_cast<double>(c.L) * layer + 2.0 * static_cast<double>(c.V * c.C) > most_parameters)
+    if (static_cast<double>(c.L) * layer + 2.0 * static_cast<double>(c.V * c.C) > max_parameters)
         fail(file, ": expected fewer than 2^48 parameters");
     return c;
 }

@@ -31,7 +31,7 @@ void read_rows(const std::vector<SafetensorsFile>& files, const std::string& nam
                  llamac::name(out.dtype));
         std::vector<int64_t> shape = parameter.shape;
         if (!entry->shape.empty()) shape[0] = entry->shape[0];
-        const int64_t elements = Placement{0, shape}.elements();
+        const int64_t elements = FlatParam{0, shape}.elements();
         const int64_t from = std::max(first, begin), to = std::min(first + out.elements(), begin + elements);
         Tensor piece = out;
         piece.shape[0] = std::max<int64_t>(0, to - from);
@@ -52,7 +52,7 @@ bool has_own_head(const std::string& directory) {
                                                                                     files.find(head_name);
     if (!embedding || !head) return false;
     if (embedding->shape != head->shape) return true;
-    const int64_t elements = Placement{0, head->shape}.elements(), piece = int64_t{1} << 20;
+    const int64_t elements = FlatParam{0, head->shape}.elements(), piece = int64_t{1} << 20;
     std::vector<float> a(static_cast<size_t>(std::min(piece, elements))), b(a.size());
     for (int64_t first = 0; first < elements; first += piece) {
         const int64_t count = std::min(piece, elements - first);

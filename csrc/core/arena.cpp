@@ -13,12 +13,12 @@ int64_t padded(int64_t bytes) {
 }  // namespace
 
 void Arena::plan(const char* group, Tensor* tensor, const Tensor& planned) {
-    constexpr int64_t most = int64_t{1} << 60;
-    CHECK(!memory.data && planned.bytes() >= 0 && planned.bytes() <= most);
+    constexpr int64_t max_bytes = int64_t{1} << 60;
+    CHECK(!memory.data && planned.bytes() >= 0 && planned.bytes() <= max_bytes);
     *tensor = planned;
     rows.push_back({group, tensor, planned.bytes()});
     total += padded(planned.bytes());
-    if (total > most) fail("memory: the run needs more than 2^60 bytes");
+    if (total > max_bytes) fail("memory: the run needs more than 2^60 bytes");
 }
 
 void Arena::share(Tensor* tensor, const Tensor& planned, const Tensor* first) {

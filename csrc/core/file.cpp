@@ -89,9 +89,9 @@ void InputFile::read(int64_t first, void* to, int64_t bytes) const {
     }
 }
 
-std::string read_file(const std::string& path, int64_t most) {
+std::string read_file(const std::string& path, int64_t max_bytes) {
     const InputFile file(path);
-    if (file.size > most) fail(path, ": expected at most ", most, " bytes, found ", file.size);
+    if (file.size > max_bytes) fail(path, ": expected at most ", max_bytes, " bytes, found ", file.size);
     std::string text(static_cast<size_t>(file.size), '\0');
     file.read(0, text.data(), file.size);
     return text;

@@ -84,8 +84,8 @@ struct FileWriter {
 uint64_t write_file(const std::string& path, std::string_view text);
 uint64_t write_file(const OpenFolder& folder, const std::string& name, std::string_view text);
 
-// The bytes of a file; throws Error if there are more than `most`. And their XXH3_64.
-std::string read_file(const std::string& path, int64_t most = int64_t{1} << 30);
+// The bytes of a file; throws Error if there are more than `max_bytes`. And their XXH3_64.
+std::string read_file(const std::string& path, int64_t max_bytes = int64_t{1} << 30);
 uint64_t hash_file(const std::string& path);
 // A hash as 16 hexadecimal digits.
 std::string hex(uint64_t hash);

@@ -49,9 +49,9 @@ nlohmann::json read_json(const std::string& path) {
 }
 
 std::string excerpt(const nlohmann::json& value) {
-    constexpr size_t most = 100;
+    constexpr size_t max_size = 100;
     const std::string text = value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-    return text.size() > most ? text.substr(0, most) + "..." : text;
+    return text.size() > max_size ? text.substr(0, max_size) + "..." : text;
 }
 
 std::string quote(std::string_view text) {

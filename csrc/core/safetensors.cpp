@@ -27,8 +27,8 @@ const json& field(const json& entry, const char* key, const std::string& where) 
 
 // A non-negative integer below 2^63.
 int64_t integer(const json& value, const std::string& where) {
-    constexpr uint64_t most = std::numeric_limits<int64_t>::max();
-    if (!value.is_number_unsigned() || value.get<uint64_t>() > most)
+    constexpr uint64_t max_value = std::numeric_limits<int64_t>::max();
+    if (!value.is_number_unsigned() || value.get<uint64_t>() > max_value)
         fail(where, ": expected an integer from 0 to 2^63-1, found ", excerpt(value));
     return value.get<int64_t>();
 }
@@ -114,9 +114,9 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file(path) {
     file.read(0, bytes, prefix);
     uint64_t length = 0;
     for (int i = 0; i < prefix; i++) length |= uint64_t{bytes[i]} << 8 * i;
-    const int64_t most = std::min(file.size - prefix, max_header);
-    if (length > static_cast<uint64_t>(most))
-        fail(path, ": header length: expected at most ", most, ", found ", length);
+    const int64_t max_length = std::min(file.size - prefix, max_header);
+    if (length > static_cast<uint64_t>(max_length))
+        fail(path, ": header length: expected at most ", max_length, ", found ", length);
     std::string header(length, '\0');
     file.read(prefix, header.data(), static_cast<int64_t>(length));
     parse_header(header, file.size - prefix - static_cast<int64_t>(length));

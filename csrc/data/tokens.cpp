@@ -182,12 +182,12 @@ void Loader::micro_batch(int64_t step, int64_t micro, int64_t rank, int64_t worl
     }
 }
 
-int64_t Loader::validation_batches(int64_t most) const {
+int64_t Loader::validation_batches(int64_t max_batches) const {
     const int64_t full = sequences / batch_size;
     if (full == 0)
         fail(pattern, ": validation: expected at least a batch of ", batch_size, " sequences, found ",
              sequences);
-    return std::min(most, full);
+    return std::min(max_batches, full);
 }
 
 void Loader::validation_batch(int64_t batch, int32_t* inputs, int32_t* targets, int32_t* first) const {

@@ -64,8 +64,8 @@ struct Loader {
     void micro_batch(int64_t step, int64_t micro, int64_t rank, int64_t world, int32_t* tokens,
                      int32_t* targets, int64_t skip = 0, int32_t* first = nullptr) const;
 
-    // Full batches in file order, at most `most`; Error if there is none.
-    int64_t validation_batches(int64_t most) const;
+    // Full batches in file order, at most `max_batches`; Error if there is none.
+    int64_t validation_batches(int64_t max_batches) const;
     // tokens, targets and first, as above, of batch 0 .. validation_batches-1.
     void validation_batch(int64_t batch, int32_t* tokens, int32_t* targets, int32_t* first = nullptr) const;
 

@@ -15,10 +15,10 @@ const char* group_of(Lifetime until) {
 // Rows of a chunk of logits, for at most `bytes`: chunks of the same size, of rows that fill tiles of a product.
 int64_t chunk_rows(int64_t row_bytes, int64_t rows, int64_t bytes, int64_t multiple) {
     constexpr int64_t tile = 128;
-    const int64_t most = std::min(std::max(bytes / row_bytes / multiple, int64_t{1}) * multiple, rows);
-    const int64_t chunks = (rows + most - 1) / most;
+    const int64_t max_rows = std::min(std::max(bytes / row_bytes / multiple, int64_t{1}) * multiple, rows);
+    const int64_t chunks = (rows + max_rows - 1) / max_rows;
     const int64_t even = (rows + chunks - 1) / chunks;
-    return std::min(most, (even + tile - 1) / tile * tile);
+    return std::min(max_rows, (even + tile - 1) / tile * tile);
 }
 
 // The logits are used before the blocks' gradients are made: they begin in their memory, and end in some of their own
@@ -27,16 +27,15 @@ int64_t chunk_rows(int64_t row_bytes, int64_t rows, int64_t bytes, int64_t multi
 // one.
 void plan_logits(Activations& a, const Config& config, int64_t bytes, int64_t multiple, bool training,
                  Arena& arena) {
-    constexpr int64_t most_chunks = 8, least_bytes = int64_t{64} << 20, ample_bytes = int64_t{2} << 30;
+    constexpr int64_t max_chunks = 8, min_bytes = int64_t{64} << 20, ample_bytes = int64_t{2} << 30;
     const int64_t rows = a.embedding.shape[0], row_bytes = config.V * size_of(a.embedding.dtype);
     if (!training)
-        return arena.plan("logits", &a.logits,
-                          shaped(a.embedding.dtype,
-                                 {chunk_rows(row_bytes, rows, bytes ? bytes : least_bytes, 1), config.V}));
+        return arena.plan(
+            "logits", &a.logits,
+            shaped(a.embedding.dtype, {chunk_rows(row_bytes, rows, bytes ? bytes : min_bytes, 1), config.V}));
     const int64_t free = a.dqkv.bytes() + a.dattention.bytes() + a.dgate_up.bytes() + a.dswiglu.bytes();
-    const int64_t half = (rows + 1) / 2 * row_bytes,
-                  share = (rows + most_chunks - 1) / most_chunks * row_bytes;
-    if (!bytes) bytes = std::max({free, share, least_bytes, std::min(half, ample_bytes)});
+    const int64_t half = (rows + 1) / 2 * row_bytes, share = (rows + max_chunks - 1) / max_chunks * row_bytes;
+    if (!bytes) bytes = std::max({free, share, min_bytes, std::min(half, ample_bytes)});
     const Tensor logits = shaped(a.embedding.dtype, {chunk_rows(row_bytes, rows, bytes, multiple), config.V});
     arena.share(&a.logits, logits, &a.dqkv);
     if (logits.bytes() > free)

@@ -356,7 +356,7 @@ void backward_block(Model& m, int64_t layer, bool accumulate) {
         Quantizable x = input_of(m, layer, row, true);
         x.rows = {};
         if (again.input_alone()) quantize_input(m, layer, row, x, true);
-        const Placement& matrix = m.parameters.blocks[layer].*row.weight;
+        const FlatParam& matrix = m.parameters.blocks[layer].*row.weight;
         if (matrix.trains) linear_backward_weight(m, m.parameters.gradient(matrix), dout, x, accumulate);
         if (row.norm && row.residual) show_gradient(m, layer, row.residual, d.dresidual);
     }

@@ -26,14 +26,14 @@ enum class Split : uint8_t { outputs, inputs };
 struct LinearRow {
     const char* name;  // of the weight and of the output's gradient among the fp8 scales
     Producer input;    // computes x
-    Placement BlockParameters::* weight;
+    FlatParam BlockParameters::* weight;
     Tensor BlockActivations::*x, BlockActivations::*x_codes, BlockActivations::*out;
     Tensor Activations::*dx, Activations::*dout;
     bool adds_residual;
     Split split;
     // Kept for the producer's backward: rstd of a norm, lse of attention.
     Tensor BlockActivations::* statistics = nullptr;
-    Placement BlockParameters::* norm = nullptr;  // the weight of a norm
+    FlatParam BlockParameters::* norm = nullptr;  // the weight of a norm
     // The input of a norm, or the residual that is added; null: the block's input.
     Tensor BlockActivations::* residual = nullptr;
 };
@@ -89,7 +89,7 @@ Tensor block_input(const Model& model, int64_t layer);
 // A norm: its input [N,C], the statistics that its backward reads [N], and its weight.
 struct Norm {
     Tensor x, rstd;
-    const Placement& weight;
+    const FlatParam& weight;
 };
 void norm_forward(Model& model, const Tensor& out, const Norm& norm);
 // dresidual becomes the gradient of the norm's input; with `adds`, this gradient is added to it. out: with data, receives the

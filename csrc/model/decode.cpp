@@ -28,9 +28,9 @@ void prefill_part(Model& m, int64_t sequence, const int32_t* tokens, int64_t fir
                        .cis = positions_of(c.cis, first, count)});
 }
 
-KvCache::Slots& slots_of(KvCache& c) {
-    if (!c.slots) c.slots = std::make_unique<KvCache::Slots>(c.size.sequences);
-    return *c.slots;
+KvCache::PendingPasses& pending_passes(KvCache& c) {
+    if (!c.pending) c.pending = std::make_unique<KvCache::PendingPasses>(c.size.sequences);
+    return *c.pending;
 }
 
 // Launches the pass of one token of each sequence, whose tokens are on the device.
@@ -38,8 +38,8 @@ void launch_decode(Model& m) {
     KvCache& c = *m.cache;
     const auto B = static_cast<int64_t>(c.begins.size());
     CHECK(c.end < c.size.positions);
-    KvCache::Slots& slots = slots_of(c);
-    int32_t* const end = slots.ends.data + slots.queued % slots.count;
+    KvCache::PendingPasses& pending = pending_passes(c);
+    int32_t* const end = pending.ends.data + pending.queued % pending.count;
     *end = static_cast<int32_t>(c.end++);
     copy_bytes_async(m.context, c.last.data, end, 4);
     const auto work = [&m] { forward_cached(m, {.cache = &*m.cache, .is_decode = true}); };
@@ -100,9 +100,10 @@ void begin_sequences(Model& m, std::span<const int64_t> lengths) {
     KvCache& c = *m.cache;
     const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
     CHECK(static_cast<int64_t>(lengths.size()) <= c.size.sequences && longest <= c.size.positions);
-    // Frees the slots of pending passes.
-    for (KvCache::Slots* slots = c.slots.get(); slots && slots->finished < slots->queued; slots->finished++)
-        slots->done[slots->finished % slots->count].wait();
+    // Frees the memory of pending passes.
+    for (KvCache::PendingPasses* pending = c.pending.get(); pending && pending->finished < pending->queued;
+         pending->finished++)
+        pending->done[pending->finished % pending->count].wait();
     c.begins.clear();
     for (const int64_t length : lengths) c.begins.push_back(static_cast<int32_t>(longest - length));
     c.end = longest;
@@ -121,31 +122,31 @@ void prefill(Model& m, int64_t sequence, std::span<const int32_t> tokens, std::v
 }
 
 void decode(Model& m, std::span<const int32_t> tokens, std::vector<float>& logits) {
-    CHECK(!m.cache->slots || m.cache->slots->finished == m.cache->slots->queued);
+    CHECK(!m.cache->pending || m.cache->pending->finished == m.cache->pending->queued);
     set_tokens(m, tokens);
     launch_decode(m);
     logits_of_rows(m, 0, static_cast<int64_t>(tokens.size()), logits);
 }
 
 void queue_argmax(Model& m, std::span<const int32_t> tokens) {
-    KvCache::Slots& slots = slots_of(*m.cache);
-    CHECK(slots.queued - slots.finished < slots.count);
+    KvCache::PendingPasses& pending = pending_passes(*m.cache);
+    CHECK(pending.queued - pending.finished < pending.count);
     set_tokens(m, tokens);
     launch_decode(m);
     argmax_of_rows(m, m.activations.tokens);
-    const int64_t slot = slots.queued++ % slots.count;
+    const int64_t index = pending.queued++ % pending.count;
     const Tensor& found = m.activations.tokens;
-    copy_bytes_async(m.context, slots.tokens.data + slot * m.cache->size.sequences, found.data,
+    copy_bytes_async(m.context, pending.tokens.data + index * m.cache->size.sequences, found.data,
                      found.bytes());
-    slots.done[slot].record(m.context.stream);
+    pending.done[index].record(m.context.stream);
 }
 
 void finish_argmax(Model& m, std::span<int32_t> found) {
-    KvCache::Slots& slots = *m.cache->slots;
-    CHECK(found.size() == m.cache->begins.size() && slots.finished < slots.queued);
-    const int64_t slot = slots.finished++ % slots.count;
-    slots.done[slot].wait();
-    std::copy_n(slots.tokens.data + slot * m.cache->size.sequences, found.size(), found.begin());
+    KvCache::PendingPasses& pending = *m.cache->pending;
+    CHECK(found.size() == m.cache->begins.size() && pending.finished < pending.queued);
+    const int64_t index = pending.finished++ % pending.count;
+    pending.done[index].wait();
+    std::copy_n(pending.tokens.data + index * m.cache->size.sequences, found.size(), found.begin());
 }
 
 }  // namespace llamac

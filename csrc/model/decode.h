@@ -34,15 +34,15 @@ struct KvCache {
         int64_t sequences = 0;
         std::optional<Graph> graph;
     } replay;
-    // Host memory of pending passes.
-    struct Slots {
+    // Host memory of passes that are not finished.
+    struct PendingPasses {
         static constexpr int64_t count = 2;
-        explicit Slots(int64_t sequences) : ends(count), tokens(count * sequences) {}
+        explicit PendingPasses(int64_t sequences) : ends(count), tokens(count * sequences) {}
         PinnedMemory<int32_t> ends, tokens;
         Event done[count];
         int64_t queued = 0, finished = 0;
     };
-    std::unique_ptr<Slots> slots;  // since the first pass
+    std::unique_ptr<PendingPasses> pending;  // since the first pass
 };
 
 void plan_cache(KvCache& cache, const Config& config, CacheSize size, DType dtype, Arena& arena);
@@ -67,7 +67,7 @@ void prefill(Model& model, int64_t sequence, std::span<const int32_t> tokens, st
 void decode(Model& model, std::span<const int32_t> tokens, std::vector<float>& logits);
 
 // The same for the argmax of each sequence's logits, which stays on the device. Enqueues the pass and does not wait. tokens: one per
-// sequence; empty: the argmax of the last pass, also before the host has read it. At most Slots::count passes may be pending; each
+// sequence; empty: the argmax of the last pass, also before the host has read it. At most PendingPasses::count passes may be pending; each
 // needs one call of the function below, which waits for it.
 void queue_argmax(Model& model, std::span<const int32_t> tokens = {});
 void finish_argmax(Model& model, std::span<int32_t> found);

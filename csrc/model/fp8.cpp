@@ -210,7 +210,7 @@ void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Par
     arena.plan("fp8 scales", &f.saturated, shaped(DType::i32, {f.slots}));
     int64_t widest = 0, largest = 0;  // columns of an input or an output; elements of a weight
     for (const LinearRow& row : block_linears) {
-        const Placement& weight = first_block(p).*row.weight;
+        const FlatParam& weight = first_block(p).*row.weight;
         widest = std::max({widest, weight.shape[0], weight.shape[1]});
         largest = std::max(largest, weight.elements());
     }
@@ -363,7 +363,7 @@ std::optional<Fp8Codes> updated_codes(const Model& m, const Parameter& parameter
     if (!m.fp8 || !m.fp8->by_optimizer || parameter.shape.size() != 2) return std::nullopt;
     const Fp8State& f = *m.fp8;
     // The parameter's rows and columns of the codes of a fused matrix.
-    const auto of = [&](const Linear& linear, const Placement& matrix) {
+    const auto of = [&](const Linear& linear, const FlatParam& matrix) {
         const Quantizable weight = linear_weight(m, linear);
         const int64_t first = parameter.offset - matrix.offset, K = parameter.shape[0],
                       C = parameter.shape[1];
@@ -380,7 +380,7 @@ std::optional<Fp8Codes> updated_codes(const Model& m, const Parameter& parameter
         m.parameters.layers.first + parameter.segment - 1;  // the embedding has the first segment
     if (!f.blocks.has(block)) return std::nullopt;
     for (const LinearRow& row : block_linears) {
-        const Placement& matrix = m.parameters.blocks[block].*row.weight;
+        const FlatParam& matrix = m.parameters.blocks[block].*row.weight;
         if (parameter.offset >= matrix.offset && parameter.offset < matrix.offset + matrix.elements())
             return of({block, &row}, matrix);
     }

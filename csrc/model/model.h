@@ -41,16 +41,16 @@ struct Model {
     // [1] each, which kernels read where the weights are. dloss: f32, the factor of the losses' gradients, 1 / N for the mean
     // of N. squares: of the gradients. loss_squares: with skip_nonfinite, of the losses, the optimizer's guard.
     Tensor dloss, squares, lr, step, loss_squares;
-    // With several ranks (model/zero.h): the stream of the collectives and its events, by slot of a segment.
+    // With several ranks (model/zero.h): the stream of the collectives and its events, by a segment's buffer.
     struct Exchanges {
         Stream stream;
         Event computed, done;
-        std::array<Event, Slots::count> gathered, reduced;
+        std::array<Event, GatherBuffers::count> gathered, reduced;
     };
     std::optional<Exchanges> exchanges;
-    std::array<std::optional<int64_t>, Slots::count>
-        gathered;                                  // the segment in each of the slots of shared weights
-    std::array<bool, Slots::count> reducing = {};  // whether a slot's gradients are being reduced
+    std::array<std::optional<int64_t>, GatherBuffers::count>
+        gathered;                                          // the segment in each buffer of shared weights
+    std::array<bool, GatherBuffers::count> reducing = {};  // whether a buffer's gradients are being reduced
     // Where set, sees every activation and gradient, by its name in the debug state, while it holds its
     // value.
     std::function<void(const std::string& name, const Tensor& value)> hook;

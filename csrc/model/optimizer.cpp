@@ -26,9 +26,9 @@ void sum_squares(Model& m) {
         return global_norm(m.context, {.squares = m.squares, .x = p.gradients, .accumulate = false});
     bool first = true;
     for (const Segment& segment : p.segments)
-        for (const Placement& placement : segment.placements) {
+        for (const FlatParam& flat : segment.flat_params) {
             global_norm(m.context,
-                        {.squares = m.squares, .x = p.own(p.gradients, placement), .accumulate = !first});
+                        {.squares = m.squares, .x = p.own(p.gradients, flat), .accumulate = !first});
             first = false;
         }
     sum_over_shards(m, m.squares);

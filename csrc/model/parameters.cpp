@@ -20,7 +20,7 @@ int64_t round_up(int64_t value, int64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }
 
-// Where the next placement begins, in a buffer of all elements; divided by the number of shards, in one of shards.
+// Where the next flat parameter begins, in a buffer of all elements; divided by the number of shards, in one of shards.
 int64_t end_of(const Parameters& p) {
     const Segment& last = p.segments.back();
     return last.offset + last.elements;
@@ -38,15 +38,14 @@ bool is_frozen(const std::string& name, const std::vector<std::string>& patterns
                        [&](const std::string& each) { return fnmatch(each.c_str(), name.c_str(), 0) == 0; });
 }
 
-// Where the elements of one of a placement's parameters lie, from `offset` on, and which of them are this rank's.
-void place(const Parameters& p, Parameter& parameter, const Placement& placement, int64_t offset) {
+// Where the elements of one parameter of a flat one lie, from `offset` on, and which of them are this rank's.
+void place(const Parameters& p, Parameter& parameter, const FlatParam& flat, int64_t offset) {
     parameter.offset = offset;
-    if (!placement.trains) return;
-    const int64_t own = placement.offset + p.sharding.place() * placement.shard,
-                  elements = parameter.elements();
+    if (!flat.trains) return;
+    const int64_t own = flat.offset + p.sharding.place() * flat.shard, elements = parameter.elements();
     parameter.first = std::clamp<int64_t>(own - offset, 0, elements);
-    parameter.count = std::clamp<int64_t>(own + placement.shard - offset, 0, elements) - parameter.first;
-    parameter.place = placement.offset / p.sharding.group + std::max<int64_t>(0, offset - own);
+    parameter.count = std::clamp<int64_t>(own + flat.shard - offset, 0, elements) - parameter.first;
+    parameter.place = flat.offset / p.sharding.group + std::max<int64_t>(0, offset - own);
 }
 
 // A segment of the rows, or, where the model does not hold them, nothing.
@@ -60,16 +59,15 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
     const int64_t shards = p.sharding.group, segment = static_cast<int64_t>(p.segments.size());
     p.segments.push_back({p.segments.empty() ? 0 : end_of(p)});
     for (size_t i = 0; i < present.size();) {
-        Placement& placement = *present[i]->placement;
+        FlatParam& flat = *present[i]->flat;
         const bool trains = !is_frozen(prefix + present[i]->name, filling.frozen);
-        placement = {trains ? end_of(p) : filling.frozen_elements, present[i]->shape, segment, 0, trains};
+        flat = {trains ? end_of(p) : filling.frozen_elements, present[i]->shape, segment, 0, trains};
         const size_t begin = i;
-        for (i++; i < present.size() && present[i]->placement == &placement; i++)
-            placement.shape[0] += present[i]->shape[0];
-        const int64_t row = placement.elements() / placement.shape[0];
-        placement.shard = shards == 1 ? placement.elements()
-                                      : round_up(placement.shape[0], shards * shard_rows) / shards * row;
-        int64_t offset = placement.offset;
+        for (i++; i < present.size() && present[i]->flat == &flat; i++) flat.shape[0] += present[i]->shape[0];
+        const int64_t row = flat.elements() / flat.shape[0];
+        flat.shard =
+            shards == 1 ? flat.elements() : round_up(flat.shape[0], shards * shard_rows) / shards * row;
+        int64_t offset = flat.offset;
         for (size_t k = begin; k < i; k++) {
             Parameter parameter{};
             parameter.shape = present[k]->shape;
@@ -82,7 +80,7 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
             if (is_frozen(parameter.name, filling.frozen) == trains)
                 fail(prefix, present[begin]->name, " and ", parameter.name,
                      " are one matrix: expected both or neither of them frozen");
-            place(p, parameter, placement, offset);
+            place(p, parameter, flat, offset);
             offset += parameter.elements();
             p.table.push_back(std::move(parameter));
         }
@@ -91,9 +89,8 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
             continue;
         }
         p.segments.back().elements =
-            round_up(placement.offset + shards * placement.shard, shards * alignment) -
-            p.segments.back().offset;
-        p.segments.back().placements.push_back(placement);
+            round_up(flat.offset + shards * flat.shard, shards * alignment) - p.segments.back().offset;
+        p.segments.back().flat_params.push_back(flat);
     }
 }
 
@@ -110,8 +107,8 @@ void fill_table(Parameters& p, const Config& c, Filling& filling) {
     // Behind the last tensor is no gap.
     for (Segment& segment : std::views::reverse(p.segments)) {
         p.elements = segment.offset + segment.elements;
-        if (segment.placements.empty()) continue;
-        const Placement& last = segment.placements.back();
+        if (segment.flat_params.empty()) continue;
+        const FlatParam& last = segment.flat_params.back();
         if (p.sharding.group == 1) p.elements = last.offset + last.elements();
         segment.elements = p.elements - segment.offset;
         break;
@@ -125,7 +122,7 @@ int64_t count(const Config& c, bool (*chosen)(const ParameterRow&)) {
     const auto sum = [&](const std::vector<ParameterRow>& rows) {
         int64_t elements = 0;
         for (const ParameterRow& row : rows)
-            if (row.present && chosen(row)) elements += Placement{0, row.shape}.elements();
+            if (row.present && chosen(row)) elements += FlatParam{0, row.shape}.elements();
         return elements;
     };
     return sum(parameters_before_blocks(c, model)) + c.L * sum(block_parameters(c, block)) +
@@ -146,15 +143,15 @@ void fill(const Parameter& parameter, const Tensor& weight, int64_t first, float
 
 }  // namespace
 
-int64_t Placement::elements() const {
+int64_t FlatParam::elements() const {
     return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-Tensor Parameters::in_segment(const Tensor& segment, const Placement& p) const {
+Tensor Parameters::in_segment(const Tensor& segment, const FlatParam& p) const {
     return matrix(segment, p.offset - segments[p.segment].offset, p);
 }
 
-Tensor Parameters::matrix(const Tensor& buffer, int64_t offset, const Placement& p) {
+Tensor Parameters::matrix(const Tensor& buffer, int64_t offset, const FlatParam& p) {
     char* data = static_cast<char*>(buffer.data) + offset * size_of(buffer.dtype);
     if (p.shape.size() == 1) return make_tensor(data, buffer.dtype, {p.shape[0]});
     return make_tensor(data, buffer.dtype, {p.shape[0], p.shape[1]});
@@ -165,24 +162,24 @@ Tensor Parameters::part(const Tensor& buffer, const Parameter& p, int64_t first,
     return make_tensor(static_cast<char*>(buffer.data) + at * size_of(buffer.dtype), buffer.dtype, {count});
 }
 
-Tensor Parameters::own(const Tensor& buffer, const Placement& p) const {
+Tensor Parameters::own(const Tensor& buffer, const FlatParam& p) const {
     const int64_t at = is_shared(buffer) ? p.offset / sharding.group : p.offset + sharding.place() * p.shard;
     return make_tensor(static_cast<char*>(buffer.data) + at * size_of(buffer.dtype), buffer.dtype, {p.shard});
 }
 
-// One block is computed with while the next one comes. The last block has the third slot (plan_slots()).
-size_t Parameters::slot_of(int64_t segment) const {
+// One block is computed with while the next one comes. The last block has the third buffer (plan_gather_buffers()).
+size_t Parameters::buffer_of(int64_t segment) const {
     const int64_t last = static_cast<int64_t>(segments.size()) - 1;
     return segment == 0 ? 0 : segment == last ? 1 : static_cast<size_t>(2 + (last - 1 - segment) % 2);
 }
 
 Tensor Parameters::transient_weights(int64_t elements_) const {
-    return make_tensor(weight_slots.memory.data, weight_slots.memory.dtype, {elements_});
+    return make_tensor(weight_buffers.memory.data, weight_buffers.memory.dtype, {elements_});
 }
 
-Tensor Parameters::in_use(const Tensor& buffer, const Slots& slots, int64_t segment) const {
-    const Tensor& from = is_shared(buffer) ? slots.memory : buffer;
-    const int64_t at = is_shared(buffer) ? slots.begin[slot_of(segment)] : segments[segment].offset;
+Tensor Parameters::in_use(const Tensor& buffer, const GatherBuffers& buffers, int64_t segment) const {
+    const Tensor& from = is_shared(buffer) ? buffers.memory : buffer;
+    const int64_t at = is_shared(buffer) ? buffers.begin[buffer_of(segment)] : segments[segment].offset;
     return make_tensor(static_cast<char*>(from.data) + at * size_of(from.dtype), from.dtype,
                        {segments[segment].elements});
 }
@@ -220,16 +217,18 @@ namespace {
 // The embedding, the head and one block by turns share memory, since they are not in use together. apart: the other block
 // lies outside of it, so that the head comes while the last block is computed with; else beside the first block. A tied
 // embedding is in use throughout.
-void plan_slots(Slots& slots, const Parameters& p, bool apart, const char* group, DType dtype, Arena& arena) {
+void plan_gather_buffers(GatherBuffers& buffers, const Parameters& p, bool apart, const char* group,
+                         DType dtype, Arena& arena) {
     const int64_t first = p.segments.front().elements, last = p.segments.back().elements;
     int64_t block = 0;
     for (size_t i = 1; i + 1 < p.segments.size(); i++) block = std::max(block, p.segments[i].elements);
     const bool tied = p.head.segment == p.embedding.segment;
     const int64_t shared = tied ? first : 0, largest = std::max(block, tied ? last : std::max(first, last)),
                   other = shared + (apart ? largest : block);
-    slots.begin = {0, shared, other, shared};
-    slots.end = {first, shared + last, other + block, shared + block};
-    arena.plan(group, &slots.memory, shaped(dtype, {*std::max_element(slots.end.begin(), slots.end.end())}));
+    buffers.begin = {0, shared, other, shared};
+    buffers.end = {first, shared + last, other + block, shared + block};
+    arena.plan(group, &buffers.memory,
+               shaped(dtype, {*std::max_element(buffers.end.begin(), buffers.end.end())}));
 }
 
 }  // namespace
@@ -262,9 +261,9 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
     for (const StateRow& state : optimizer_states)
         plan(state.group, &(p.*state.buffer), precision.moments, states);
     if (sharding.shares_weights())
-        plan_slots(p.weight_slots, p, true, "gathered weights", precision.weights, arena);
+        plan_gather_buffers(p.weight_buffers, p, true, "gathered weights", precision.weights, arena);
     if (sharding.shares_gradients())
-        plan_slots(p.gradient_slots, p, false, "gradients in use", precision.gradients, arena);
+        plan_gather_buffers(p.gradient_buffers, p, false, "gradients in use", precision.gradients, arena);
     int64_t largest = 0;
     for (const Segment& segment : p.segments) largest = std::max(largest, segment.elements);
     if (sharding.ranks > 1 && sharding.sums.value_or(precision.gradients) != precision.gradients)
@@ -272,8 +271,8 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
 }
 
 void zero(const Parameters& p) {
-    for (const Tensor& t : {p.weights, p.gradients, p.master, p.m, p.v, p.frozen, p.weight_slots.memory,
-                            p.gradient_slots.memory})
+    for (const Tensor& t : {p.weights, p.gradients, p.master, p.m, p.v, p.frozen, p.weight_buffers.memory,
+                            p.gradient_buffers.memory})
         if (t.data) CHECK(hipMemset(t.data, 0, static_cast<size_t>(t.bytes())));
 }
 

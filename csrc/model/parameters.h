@@ -24,9 +24,9 @@ struct Precision {
     bool keeps_master() const { return master && is_narrow(weights); }
 };
 
-// The place of a parameter in each buffer with one element per parameter. Fused parameters are contiguous and have one
-// placement, a matrix with the rows of all. Frozen ones are in Parameters::frozen only.
-struct Placement {
+// A parameter in each buffer with one element per parameter. Fused parameters are contiguous and are one FlatParam, a matrix
+// with the rows of all. Frozen ones are in Parameters::frozen only.
+struct FlatParam {
     int64_t offset = 0;               // in elements
     std::vector<int64_t> shape = {};  // [out,in] or [C]
     int64_t segment = 0;              // where it lies: Parameters::segments
@@ -39,18 +39,18 @@ struct Placement {
 // A range of a buffer that is gathered and reduced together: the embedding, each block, the final norm with the head.
 struct Segment {
     int64_t offset = 0, elements = 0;
-    std::vector<Placement> placements = {};
+    std::vector<FlatParam> flat_params = {};
 };
 
 struct BlockParameters {
-    Placement input_norm, qkv, o, post_norm, gate_up, down;
+    FlatParam input_norm, qkv, o, post_norm, gate_up, down;
 };
 
 struct ModelParameters {
-    Placement embedding;
+    FlatParam embedding;
     std::vector<BlockParameters> blocks;
-    Placement final_norm;
-    Placement head;  // makes the logits; the embedding where they are tied
+    FlatParam final_norm;
+    FlatParam head;  // makes the logits; the embedding where they are tied
 };
 
 enum class Update : uint8_t { none, adamw };  // by an optimizer step; none: the parameter does not train
@@ -68,10 +68,10 @@ struct LayerRange {
     int64_t first = 0, end = 0;
 };
 
-// A row of the table. Consecutive rows of one placement are fused.
+// A row of the table. Consecutive rows of one flat parameter are fused.
 struct ParameterRow {
     std::string name;  // Hugging Face's
-    Placement* placement;
+    FlatParam* flat;
     std::vector<int64_t> shape;
     ParameterGroup group;
     bool present = true;
@@ -98,7 +98,7 @@ inline std::vector<ParameterRow> parameters_after_blocks(const Config& c, ModelP
 }
 
 // One tensor of the files.
-struct Parameter : Placement {
+struct Parameter : FlatParam {
     std::string name;
     ParameterGroup group;
     uint32_t rng_stream;  // of random numbers
@@ -106,9 +106,9 @@ struct Parameter : Placement {
     int64_t first = 0, count = 0, place = 0;
 };
 
-// Memory for the segments in use of sharded weights or gradients: the first, the last, and the blocks in turn. Slots overlap; a
-// gather waits until overlapping slots are released.
-struct Slots {
+// Memory for the segments in use of sharded weights or gradients: the first, the last, and the blocks in turn. They overlap; a
+// gather waits until overlapping ones are released.
+struct GatherBuffers {
     static constexpr size_t count = 4;
     Tensor memory;
     std::array<int64_t, count> begin = {}, end = {};  // in elements
@@ -127,7 +127,7 @@ struct Parameters : ModelParameters {
     Tensor weights, gradients, master, m, v;
     Tensor frozen;         // weights of parameters that do not train, on every rank
     Tensor frozen_vector;  // of the largest frozen vector: norms write gradients that nothing reads
-    Slots weight_slots, gradient_slots;
+    GatherBuffers weight_buffers, gradient_buffers;
     // A segment's gradients in the type in which they are summed over the ranks; no data where that is their own.
     Tensor sums;
 
@@ -137,22 +137,22 @@ struct Parameters : ModelParameters {
     int64_t segment_of(int64_t layer) const { return layer - layers.first + 1; }
     bool is_shared(const Tensor& buffer) const { return buffer.shape[0] < elements; }
     // The buffer with the weights of a parameter.
-    const Tensor& weights_with(const Placement& p) const { return p.trains ? weights : frozen; }
+    const Tensor& weights_with(const FlatParam& p) const { return p.trains ? weights : frozen; }
     // Elements first .. first+count of a parameter, [count]; a buffer of shards must hold them.
     Tensor part(const Tensor& buffer, const Parameter& parameter, int64_t first, int64_t count) const;
-    // This rank's shard of a placement, [shard].
-    Tensor own(const Tensor& buffer, const Placement& p) const;
-    // A segment's elements, in the buffer or in their slot.
-    Tensor weights_of(int64_t segment) const { return in_use(weights, weight_slots, segment); }
-    Tensor gradients_of(int64_t segment) const { return in_use(gradients, gradient_slots, segment); }
-    size_t slot_of(int64_t segment) const;
-    // Memory for weights of one placement that are not kept, valid until the next gather.
+    // This rank's shard of a flat parameter, [shard].
+    Tensor own(const Tensor& buffer, const FlatParam& p) const;
+    // A segment's elements, in the buffer or gathered.
+    Tensor weights_of(int64_t segment) const { return in_use(weights, weight_buffers, segment); }
+    Tensor gradients_of(int64_t segment) const { return in_use(gradients, gradient_buffers, segment); }
+    size_t buffer_of(int64_t segment) const;
+    // Memory for weights of one flat parameter that are not kept, valid until the next gather.
     Tensor transient_weights(int64_t count) const;
     // The operands of kernels.
-    Tensor weight(const Placement& p) const {
+    Tensor weight(const FlatParam& p) const {
         return p.trains ? in_segment(weights_of(p.segment), p) : matrix(frozen, p.offset, p);
     }
-    Tensor gradient(const Placement& p) const {
+    Tensor gradient(const FlatParam& p) const {
         return p.trains ? in_segment(gradients_of(p.segment), p) : matrix(frozen_vector, 0, p);
     }
     // The writer, of `writers`, of a parameter. Each writes consecutive parameters of about the same total size.
@@ -162,9 +162,9 @@ struct Parameters : ModelParameters {
     Tensor held_part(const Tensor& buffer, const Parameter& parameter) const;
 
   private:
-    Tensor in_use(const Tensor& buffer, const Slots& slots, int64_t segment) const;
-    Tensor in_segment(const Tensor& segment, const Placement& p) const;
-    static Tensor matrix(const Tensor& buffer, int64_t offset, const Placement& p);
+    Tensor in_use(const Tensor& buffer, const GatherBuffers& buffers, int64_t segment) const;
+    Tensor in_segment(const Tensor& segment, const FlatParam& p) const;
+    static Tensor matrix(const Tensor& buffer, int64_t offset, const FlatParam& p);
 };
 
 // The buffers of an optimizer's state: the first part of their tensors' names in files, and their group in the memory report.

@@ -16,19 +16,18 @@ Communicator& group_of(Model& m) {
     return m.group ? *m.group : *m.ranks;
 }
 
-// A placement's shards of all ranks of a group, [group * shard], in the tensor of its segment.
-Tensor shards(const Parameters& p, const Tensor& segment, const Placement& placement) {
-    const int64_t at = placement.offset - p.segments[placement.segment].offset;
+// A flat parameter's shards of all ranks of a group, [group * shard], in the tensor of its segment.
+Tensor shards(const Parameters& p, const Tensor& segment, const FlatParam& flat) {
+    const int64_t at = flat.offset - p.segments[flat.segment].offset;
     return make_tensor(static_cast<char*>(segment.data) + at * size_of(segment.dtype), segment.dtype,
-                       {p.sharding.group * placement.shard});
+                       {p.sharding.group * flat.shard});
 }
 
 // This rank's of them.
-Tensor own_shard(const Parameters& p, const Tensor& segment, const Placement& placement) {
-    const Tensor all = shards(p, segment, placement);
-    return make_tensor(
-        static_cast<char*>(all.data) + p.sharding.place() * placement.shard * size_of(all.dtype), all.dtype,
-        {placement.shard});
+Tensor own_shard(const Parameters& p, const Tensor& segment, const FlatParam& flat) {
+    const Tensor all = shards(p, segment, flat);
+    return make_tensor(static_cast<char*>(all.data) + p.sharding.place() * flat.shard * size_of(all.dtype),
+                       all.dtype, {flat.shard});
 }
 
 // Later exchanges wait for the work that is enqueued on the model's stream.
@@ -43,28 +42,27 @@ Context exchange_context(const Model& m) {
     return context;
 }
 
-// Calls it for each placement, grouped as one collective of that name and type. parts: shards moved per placement.
+// Calls it for each flat parameter, grouped as one collective of that name and type. parts: shards moved per flat parameter.
 template <class Call>
-void for_each_placement(const Model& m, Communicator& among, const char* name, int64_t parts, DType dtype,
-                        int64_t segment, const Call& call) {
-    const std::vector<Placement>& all = m.parameters.segments[segment].placements;
+void for_each_flat_param(const Model& m, Communicator& among, const char* name, int64_t parts, DType dtype,
+                         int64_t segment, const Call& call) {
+    const std::vector<FlatParam>& all = m.parameters.segments[segment].flat_params;
     int64_t elements = 0;
-    for (const Placement& placement : all) elements += parts * placement.shard;
+    for (const FlatParam& flat : all) elements += parts * flat.shard;
     const Context context = exchange_context(m);
     grouped(context, among, name, elements * size_of(dtype), [&] {
-        for (const Placement& placement : all) call(context, placement);
+        for (const FlatParam& flat : all) call(context, flat);
     });
 }
 
-// own: a rank's shard of a placement.
+// own: a rank's shard of a flat parameter.
 template <class Own>
 void gather(Model& m, int64_t segment, const Tensor& in_use, const Own& own) {
     Communicator& group = group_of(m);
-    for_each_placement(m, group, "all_gather", group.size, in_use.dtype, segment,
-                       [&](const Context& context, const Placement& placement) {
-                           all_gather(context, group, shards(m.parameters, in_use, placement),
-                                      own(placement));
-                       });
+    for_each_flat_param(m, group, "all_gather", group.size, in_use.dtype, segment,
+                        [&](const Context& context, const FlatParam& flat) {
+                            all_gather(context, group, shards(m.parameters, in_use, flat), own(flat));
+                        });
 }
 
 // Weights that are not kept are made of the master's, as AdamW rounds them, in their place among the gathered ones.
@@ -72,34 +70,33 @@ void gather_own_weights(Model& m, int64_t segment) {
     const Parameters& p = m.parameters;
     const Tensor in_use = p.weights_of(segment);
     const bool kept = p.weights.data;
-    const auto own = [&](const Placement& placement) {
-        return kept ? p.own(p.weights, placement) : own_shard(p, in_use, placement);
+    const auto own = [&](const FlatParam& flat) {
+        return kept ? p.own(p.weights, flat) : own_shard(p, in_use, flat);
     };
     if (!kept)
-        for (const Placement& placement : p.segments[segment].placements)
-            convert(exchange_context(m),
-                    {.out = own(placement), .x = p.own(p.master, placement), .accumulate = false});
+        for (const FlatParam& flat : p.segments[segment].flat_params)
+            convert(exchange_context(m), {.out = own(flat), .x = p.own(p.master, flat), .accumulate = false});
     gather(m, segment, in_use, own);
 }
 
-// The work enqueued so far has finished with the weights that overlap the segment's slot.
+// The work enqueued so far has finished with the weights that overlap the segment's buffer.
 void begin_to_gather(Model& m, int64_t segment) {
-    const size_t slot = m.parameters.slot_of(segment);
-    if (m.gathered[slot] == segment) return;
-    for (size_t other = 0; other < Slots::count; other++)
-        if (m.parameters.weight_slots.overlap(slot, other)) m.gathered[other].reset();
+    const size_t index = m.parameters.buffer_of(segment);
+    if (m.gathered[index] == segment) return;
+    for (size_t other = 0; other < GatherBuffers::count; other++)
+        if (m.parameters.weight_buffers.overlap(index, other)) m.gathered[other].reset();
     follow_model(m);
     gather_own_weights(m, segment);
-    m.exchanges->gathered[slot].record(m.exchanges->stream.handle);
-    m.gathered[slot] = segment;
+    m.exchanges->gathered[index].record(m.exchanges->stream.handle);
+    m.gathered[index] = segment;
 }
 
-// The padding of a placement's shards holds values of other segments.
+// The padding of a flat parameter's shards holds values of other segments.
 void zero_padding(Model& m, int64_t segment) {
     const Parameters& p = m.parameters;
-    for (const Placement& placement : p.segments[segment].placements) {
-        const Tensor all = shards(p, p.gradients_of(segment), placement);
-        const int64_t elements = placement.elements(), bytes = size_of(all.dtype);
+    for (const FlatParam& flat : p.segments[segment].flat_params) {
+        const Tensor all = shards(p, p.gradients_of(segment), flat);
+        const int64_t elements = flat.elements(), bytes = size_of(all.dtype);
         if (all.elements() > elements)
             CHECK(hipMemsetAsync(static_cast<char*>(all.data) + elements * bytes, 0,
                                  static_cast<size_t>((all.elements() - elements) * bytes),
@@ -131,9 +128,9 @@ void gather_weights(Model& m, int64_t segment, int64_t next) {
     if (is_alone(m) || !m.options.sharding.shares_weights()) return;
     const Parameters& p = m.parameters;
     begin_to_gather(m, segment);
-    m.exchanges->gathered[p.slot_of(segment)].wait_event(m.context.stream);
+    m.exchanges->gathered[p.buffer_of(segment)].wait_event(m.context.stream);
     if (next < 0 || next >= static_cast<int64_t>(p.segments.size())) return;
-    if (!p.weight_slots.overlap(p.slot_of(segment), p.slot_of(next))) begin_to_gather(m, next);
+    if (!p.weight_buffers.overlap(p.buffer_of(segment), p.buffer_of(next))) begin_to_gather(m, next);
 }
 
 bool accumulates_in_place(const Model& m, const MicroBatch& micro_batch) {
@@ -142,9 +139,9 @@ bool accumulates_in_place(const Model& m, const MicroBatch& micro_batch) {
 
 void begin_gradients(Model& m, int64_t segment) {
     if (is_alone(m) || !m.options.sharding.shares_gradients()) return;
-    const size_t slot = m.parameters.slot_of(segment);
-    for (size_t other = 0; other < Slots::count; other++) {
-        if (!m.reducing[other] || !m.parameters.gradient_slots.overlap(slot, other)) continue;
+    const size_t index = m.parameters.buffer_of(segment);
+    for (size_t other = 0; other < GatherBuffers::count; other++) {
+        if (!m.reducing[other] || !m.parameters.gradient_buffers.overlap(index, other)) continue;
         m.exchanges->reduced[other].wait_event(m.context.stream);
         m.reducing[other] = false;
     }
@@ -164,28 +161,27 @@ void reduce_gradients(Model& m, int64_t segment, const MicroBatch& micro_batch) 
     }
     // Sums that are still converted or added replace this rank's term.
     const bool adds = p.sharding.shares_gradients() && !micro_batch.first, in_place = adds || p.sums.data;
-    const auto own = [&](const Placement& placement) {
-        return in_place ? own_shard(p, summed, placement) : p.own(p.gradients, placement);
+    const auto own = [&](const FlatParam& flat) {
+        return in_place ? own_shard(p, summed, flat) : p.own(p.gradients, flat);
     };
     Communicator& group = group_of(m);
-    for_each_placement(m, group, "reduce_scatter", group.size, summed.dtype, segment,
-                       [&](const Context& on, const Placement& placement) {
-                           reduce_scatter(on, group, own(placement), shards(p, summed, placement));
-                       });
+    for_each_flat_param(m, group, "reduce_scatter", group.size, summed.dtype, segment,
+                        [&](const Context& on, const FlatParam& flat) {
+                            reduce_scatter(on, group, own(flat), shards(p, summed, flat));
+                        });
     if (m.replicas)
-        for_each_placement(m, *m.replicas, "all_reduce", 2, summed.dtype, segment,
-                           [&](const Context& on, const Placement& placement) {
-                               all_reduce(on, *m.replicas, own(placement));
-                           });
+        for_each_flat_param(
+            m, *m.replicas, "all_reduce", 2, summed.dtype, segment,
+            [&](const Context& on, const FlatParam& flat) { all_reduce(on, *m.replicas, own(flat)); });
     if (p.sharding.level == 0) gather(m, segment, summed, own);
     if (in_place && p.sharding.level == 0)
         convert(context, {.out = in_use, .x = summed, .accumulate = false});
     else if (in_place)
-        for (const Placement& placement : p.segments[segment].placements)
-            convert(context, {.out = p.own(p.gradients, placement), .x = own(placement), .accumulate = adds});
-    const size_t slot = p.slot_of(segment);
-    m.exchanges->reduced[slot].record(m.exchanges->stream.handle);
-    m.reducing[slot] = true;
+        for (const FlatParam& flat : p.segments[segment].flat_params)
+            convert(context, {.out = p.own(p.gradients, flat), .x = own(flat), .accumulate = adds});
+    const size_t index = p.buffer_of(segment);
+    m.exchanges->reduced[index].record(m.exchanges->stream.handle);
+    m.reducing[index] = true;
 }
 
 void sum_over_ranks(Model& m, const Tensor& x) {

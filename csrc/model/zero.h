@@ -1,6 +1,6 @@
 // The exchanges between ranks during an optimizer step (model/sharding.h). A single rank exchanges nothing.
 //
-// At every level, the gradient of each placement is summed by a reduce_scatter of its shards within the group, then
+// At every level, the gradient of each flat parameter is summed by a reduce_scatter of its shards within the group, then
 // by an all_reduce of each shard over the groups, in the type of Sharding::sums. Other ranks' data is gathered within
 // the group: at level 0 the gradients, at levels 1 and 2 the updated weights, and at level 3 the weights of a segment
 // before it computes. So levels differ in which rank holds which data, but not in the order of any sum.

@@ -23,7 +23,7 @@ size_t control_bytes(std::string_view text) {
     return byte(1) == 0x81 && within(last, 0xa6, 0xa9) ? 3 : 0;               // U+2066 ..
 }
 
-std::string escaped(std::string_view text, std::string_view kept, size_t most) {
+std::string escaped(std::string_view text, std::string_view kept, size_t max_size) {
     std::string line;
     for (size_t at = 0; at < text.size();) {
         const size_t bytes = kept.find(text[at]) == kept.npos ? control_bytes(text.substr(at)) : 0;
@@ -33,8 +33,8 @@ std::string escaped(std::string_view text, std::string_view kept, size_t most) {
             std::snprintf(escape, sizeof escape, "\\x%02x", static_cast<unsigned char>(text[at]));
             line += escape;
         }
-        if (line.size() > most)
-            return line.substr(0, most) + "...";  // escapes count, as in llamac/base/errors.py
+        if (line.size() > max_size)
+            return line.substr(0, max_size) + "...";  // escapes count, as in llamac/base/errors.py
     }
     return line;
 }
@@ -46,8 +46,8 @@ std::string printable(std::string_view text) {
 }
 
 std::string one_line(std::string_view text) {
-    constexpr size_t most = 5000;  // longer than a path
-    return escaped(text, "", most);
+    constexpr size_t max_size = 5000;  // longer than a path
+    return escaped(text, "", max_size);
 }
 
 static bool failed_checks_raise = false;

@@ -354,23 +354,23 @@ void Log::checkpoint(int64_t step, const std::string& directory, double pause_ms
 }
 
 void Log::count_usage(const Usage& u, double step_ms) {
-    most.gpu_mem_gib = std::max(most.gpu_mem_gib, u.gpu_mem_gib);
-    most.rss_gib = std::max(most.rss_gib, u.rss_gib);
-    most.system_mem_gib = std::max(most.system_mem_gib, u.system_mem_gib);
-    most.cpu_percent += step_ms * u.cpu_percent;
+    used.gpu_mem_gib = std::max(used.gpu_mem_gib, u.gpu_mem_gib);
+    used.rss_gib = std::max(used.rss_gib, u.rss_gib);
+    used.system_mem_gib = std::max(used.system_mem_gib, u.system_mem_gib);
+    used.cpu_percent += step_ms * u.cpu_percent;
     ms += step_ms;
     if (std::isnan(u.gpu_percent)) return;
-    most.gpu_percent += step_ms * u.gpu_percent;
+    used.gpu_percent += step_ms * u.gpu_percent;
     gpu_known_ms += step_ms;
 }
 
 void Log::print_usage() {
     if (ms == 0) return;
     std::string line = "used: ";
-    if (most.gpu_mem_gib > 0) line += format("GPU memory %.1f GiB, ", most.gpu_mem_gib);
-    if (gpu_known_ms > 0) line += format("GPU %.0f%% busy, ", most.gpu_percent / gpu_known_ms);
-    print(line + format("process %.1f GiB, system %.1f GiB, CPU %.0f%%", most.rss_gib, most.system_mem_gib,
-                        most.cpu_percent / ms));
+    if (used.gpu_mem_gib > 0) line += format("GPU memory %.1f GiB, ", used.gpu_mem_gib);
+    if (gpu_known_ms > 0) line += format("GPU %.0f%% busy, ", used.gpu_percent / gpu_known_ms);
+    print(line + format("process %.1f GiB, system %.1f GiB, CPU %.0f%%", used.rss_gib, used.system_mem_gib,
+                        used.cpu_percent / ms));
 }
 
 std::string duration(double seconds) {

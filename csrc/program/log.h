@@ -96,7 +96,7 @@ struct Log {
     Console console;
     RunShape run;
     double typical_ms = 0;  // running mean: one slow step does not move the time left
-    Usage most = {};        // memory: the most of any step; percentages: the sum of ms * percent
+    Usage used = {};        // memory: the most of any step; percentages: the sum of ms * percent
     double ms = 0, gpu_known_ms = 0;
     std::map<std::string, Saturated> beyond;  // since the last event of them
     int64_t beyond_steps = 0, last_step = 0;

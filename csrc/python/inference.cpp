@@ -63,11 +63,12 @@ py::array_t<float> next_logits_of(LockedInference& of, const std::vector<int32_t
 // tokens, targets: [B,T]. (losses [B,T], whether each target is the likeliest [B,T], or None).
 py::tuple score(LockedInference& of, const Ids& tokens, const Ids& targets, bool wants_likeliest) {
     const int64_t B = tokens.shape(0), T = tokens.shape(1);
-    const ModelOptions& most = of.model.options;
-    if (targets.ndim() != 2 || targets.shape(0) != B || targets.shape(1) != T || T > most.seq_len ||
-        B * T > most.batch_size * most.seq_len)
-        fail("score: expected tokens and targets of one shape, of rows of at most ", most.seq_len,
-             " and in all at most ", most.batch_size * most.seq_len, " tokens, found ", B, " rows of ", T);
+    const ModelOptions& options = of.model.options;
+    if (targets.ndim() != 2 || targets.shape(0) != B || targets.shape(1) != T || T > options.seq_len ||
+        B * T > options.batch_size * options.seq_len)
+        fail("score: expected tokens and targets of one shape, of rows of at most ", options.seq_len,
+             " and in all at most ", options.batch_size * options.seq_len, " tokens, found ", B, " rows of ",
+             T);
     py::array_t<float> losses({B, T});
     py::array_t<bool> likeliest({B, wants_likeliest ? T : 0});
     const std::span<float> all(losses.mutable_data(), static_cast<size_t>(losses.size()));

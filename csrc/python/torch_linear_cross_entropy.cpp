@@ -154,11 +154,11 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
         return allocate(shape, t, hidden.device());
     };
     // The losses lie behind the logits: one more allocation costs the host a microsecond, too.
-    const int64_t most = std::min(height, rows);
+    const int64_t max_rows = std::min(height, rows);
     const int64_t ratio = static_cast<int64_t>(c10::elementSize(wide_type)) / element;
-    const int64_t behind = (most * vocabulary + ratio - 1) / ratio;
+    const int64_t behind = (max_rows * vocabulary + ratio - 1) / ratio;
     const Tensor memory = empty({(behind + rows) * ratio}, type);
-    const Tensor logits = view_of(memory, type, {most, vocabulary}, {vocabulary, 1}, 0);
+    const Tensor logits = view_of(memory, type, {max_rows, vocabulary}, {vocabulary, 1}, 0);
     const Tensor losses = view_of(memory, wide_type, {rows}, {1}, behind);
     Tensor dhidden, dweight;
     if (wanted.dhidden) dhidden = empty(x.sizes(), type);

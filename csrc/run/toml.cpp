@@ -49,13 +49,13 @@ std::string place(const std::string& path, int64_t line) {
 // toml++ 3.3 makes a table of each part of a dotted key, and frees them by recursion. Dots that follow one another are no
 // part of a key, but of a comment.
 void check_dots(std::string_view text, const std::string& path) {
-    constexpr int most = 256;
+    constexpr int max_dots = 256;
     int64_t line = 1;
     int dots = 0;
     for (size_t i = 0; i < text.size(); i++) {
         if (text[i] == '\n') line++, dots = 0;
-        if (text[i] == '.' && text.substr(i + 1, 1) != "." && ++dots > most)
-            fail(place(path, line), "expected at most ", most, " dots, found more");
+        if (text[i] == '.' && text.substr(i + 1, 1) != "." && ++dots > max_dots)
+            fail(place(path, line), "expected at most ", max_dots, " dots, found more");
     }
 }
 

@@ -12,7 +12,7 @@ BatchQueue::BatchQueue(Model& of, int64_t steps, int64_t micro_batches, const Do
       step_ids(micro_ids * micro_batches),
       marks(tokenizer_marks) {
     for (int64_t step = 0; step < steps; step++) {
-        Slot& s = slots.emplace_back();
+        StepTokens& s = queue.emplace_back();
         std::vector<Tensor*> all = {&s.tokens, &s.targets};
         if (model.options.document_mask) all.push_back(&s.first);
         for (Tensor* t : all) model.arena.plan("tokens", t, shaped(DType::i32, {step_ids}));
@@ -20,11 +20,11 @@ BatchQueue::BatchQueue(Model& of, int64_t steps, int64_t micro_batches, const Do
 }
 
 void BatchQueue::allocate() {
-    for (Slot& s : slots) s.host.emplace((model.options.document_mask ? 3 : 2) * step_ids);
+    for (StepTokens& s : queue) s.host.emplace((model.options.document_mask ? 3 : 2) * step_ids);
 }
 
 HostBatch BatchQueue::host(int64_t step, int64_t micro) const {
-    int32_t* const tokens = slots[static_cast<size_t>(step) % slots.size()].host->data + micro * micro_ids;
+    int32_t* const tokens = queue[static_cast<size_t>(step) % queue.size()].host->data + micro * micro_ids;
     return {tokens, tokens + step_ids, model.options.document_mask ? tokens + 2 * step_ids : nullptr};
 }
 
@@ -38,7 +38,7 @@ int64_t BatchQueue::counted_targets(int64_t step) const {
 }
 
 void BatchQueue::copy(int64_t step, int64_t micro) {
-    Slot& s = slot(step);
+    StepTokens& s = of(step);
     const HostBatch from = host(step, micro);
     Context copying = model.context;
     copying.stream = copies.handle;
@@ -55,7 +55,7 @@ void BatchQueue::copy(int64_t step, int64_t micro) {
 }
 
 void BatchQueue::use(int64_t step, int64_t micro) {
-    const Slot& s = slot(step);
+    const StepTokens& s = of(step);
     const auto ids = [&](const Tensor& all) {
         return all.data ? static_cast<const int32_t*>(all.data) + micro * micro_ids : nullptr;
     };

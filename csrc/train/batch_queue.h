@@ -31,18 +31,18 @@ class BatchQueue {
     void use(int64_t step, int64_t micro);
 
   private:
-    struct Slot {
+    struct StepTokens {
         Tensor tokens, targets, first;              // on the device, of all micro-batches
         std::optional<PinnedMemory<int32_t>> host;  // tokens, targets and first, one after another
         Event copied;
     };
-    Slot& slot(int64_t step) { return slots[static_cast<size_t>(step) % slots.size()]; }
+    StepTokens& of(int64_t step) { return queue[static_cast<size_t>(step) % queue.size()]; }
 
     Model& model;
     const int64_t micro_ids, step_ids;  // per micro-batch, per step
     const DocumentMarks marks;
     const Stream copies;
-    std::deque<Slot> slots;
+    std::deque<StepTokens> queue;
 };
 
 }  // namespace llamac

@@ -70,8 +70,8 @@ double peak_flops(DType dtype) {
 double measure_copy_rate() {
     const bool host = computing_context().backend == Backend::host;
     // Several times any cache, MI300X's 256 MiB of it included.
-    const int64_t most = int64_t{host ? 64 : 1024} << 20, least = 16 << 20;
-    for (int64_t bytes = most; bytes >= least; bytes /= 2) {
+    const int64_t max_bytes = int64_t{host ? 64 : 1024} << 20, min_bytes = 16 << 20;
+    for (int64_t bytes = max_bytes; bytes >= min_bytes; bytes /= 2) {
         try {
             const DeviceMemory from(bytes), to(bytes);
             CHECK(hipMemset(from.data, 0x3c, static_cast<size_t>(bytes)));

@@ -177,9 +177,10 @@ std::vector<std::vector<int32_t>> generate_all(
     }
     std::vector<std::vector<int32_t>> results(prompts.size());
     TokenChoice choice;
-    const auto most = static_cast<size_t>(size.sequences);
-    for (size_t first = 0; first < prompts.size(); first += most)
-        Batch{model, prompts, ending, samplings, made, results, first, std::min(most, prompts.size() - first),
+    const auto max_sequences = static_cast<size_t>(size.sequences);
+    for (size_t first = 0; first < prompts.size(); first += max_sequences)
+        Batch{model, prompts, ending, samplings,
+              made,  results, first,  std::min(max_sequences, prompts.size() - first),
               choice}
             .run();
     return results;

@@ -95,8 +95,8 @@ void set_initial_weights(Trainer& t) {
 // The data continues at the checkpoint's position, or after the sequences that --data-skip leaves out.
 void resume_data(Trainer& t, const Manifest& manifest) {
     const int64_t before = manifest.data_position - manifest.step * sequences_per_step(manifest);
-    constexpr int64_t most = int64_t{1} << 53;
-    if (before < 0 || before > most)
+    constexpr int64_t max_ahead = int64_t{1} << 53;
+    if (before < 0 || before > max_ahead)
         fail(t.resumed_from, "/manifest.json: data_position: expected ", manifest.data_position - before,
              ", the number that its steps have drawn, or up to 2^53 more, found ", manifest.data_position);
     if (t.data_skip > 0 && t.data_skip < before)

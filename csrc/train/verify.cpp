@@ -63,12 +63,12 @@ Verifier::Verifier(Model& m, int64_t micro, const AdamW& a, uint64_t s)
     plan_workspace();
 }
 
-void Verifier::plan_pieces(int64_t most) {
+void Verifier::plan_pieces(int64_t max_elements) {
     const Parameters& p = model.parameters;
     for (const Parameter& parameter : p.table) {
         const auto [begin, count] = p.held(p.m, parameter);
-        for (int64_t first = begin; first < begin + count; first += most)
-            pieces.push_back({&parameter, first, std::min(most, begin + count - first)});
+        for (int64_t first = begin; first < begin + count; first += max_elements)
+            pieces.push_back({&parameter, first, std::min(max_elements, begin + count - first)});
     }
 }
 

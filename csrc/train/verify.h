@@ -51,7 +51,7 @@ struct Verifier {
         const Parameter* parameter;
         int64_t first, count;
     };
-    void plan_pieces(int64_t most);
+    void plan_pieces(int64_t max_elements);
     void name_rows();
     void plan_workspace();
     Tensor cell(size_t row, int column) const;  // f64 [2]

@@ -150,7 +150,7 @@ TEST(check_likeliest) {
     check(first[0] == found[0][1] && second[0] == found[0][2], "two passes under way");
     queue_argmax(m);
     begin_sequences(m, {&length, 1});
-    check(m.cache->slots->finished == m.cache->slots->queued, "a pass that nobody waits for is left");
+    check(m.cache->pending->finished == m.cache->pending->queued, "a pass that nobody waits for is left");
 }
 
 TEST(check_endings) {
