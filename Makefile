@@ -182,8 +182,8 @@ validate: train_llama3 native
 MICROBENCHMARKS = $(patsubst dev/hip/%.cpp,$(BUILD)/%,$(filter-out dev/hip/benchmark.cpp,$(wildcard dev/hip/*.cpp)))
 bench: train_llama3 native
 	cmake --build $(BUILD) --parallel $(JOBS) --target benchmarks
-	for program in $(MICROBENCHMARKS); do $$program || exit 1; done
-	$(VENV) -m llamac bench --out $(BUILD)/bench
+	failed=0; for program in $(MICROBENCHMARKS); do $$program || failed=1; done; \
+	    $(VENV) -m llamac bench --out $(BUILD)/bench && exit $$failed
 
 bench-train: train_llama3 setup-test
 	$(VENV) dev/bench_train.py --build $(BUILD)

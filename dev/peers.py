@@ -23,19 +23,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from llamac.base import errors
 from llamac.base.dtypes import torch_dtypes
 from llamac.bench import harness
 from llamac.model.config import Config, load_config
+from llamac.training.run import ATTENTION
 
-BACKENDS = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.MATH,
-]  # the first that takes the shape
 Loss = Callable[[Tensor, Tensor], Tensor]  # of tokens and targets [B,T]
 
 
@@ -141,7 +137,7 @@ def train(model: nn.Module, loss_of: Loss, vocabulary: int, o) -> None:
     )
     on_gpu = device.type == "cuda"
     wait = torch.cuda.synchronize if on_gpu else lambda: None
-    with open(o.log, "w") as log, sdpa_kernel(BACKENDS, set_priority=True):
+    with open(o.log, "w") as log, sdpa_kernel(ATTENTION, set_priority=True):
         for step in range(1, o.steps + 1):
             batch = torch.randint(vocabulary, (o.batch_size, o.seq_len + 1), device=device)
             wait()

@@ -353,21 +353,22 @@ def _table(heading: Sequence[str], left: int, cells: Iterable[list[str]]) -> str
     return "\n".join("  ".join(row).rstrip() for row in padded)
 
 
-def report(profile: Profile) -> str:
-    """Shares by category, each operation against its own limit, and what to do next: text of many lines."""
+def headline(profile: Profile) -> str:
     peak = f"{profile.peak_tflops:,.4g} TFLOP/s" if profile.peak_tflops else "peak not known"
     copy = f"copies {profile.copy_gbps:,.4g} GB/s" if profile.copy_gbps else "copy rate not known"
     step_ms = 1e3 * profile.seconds / profile.steps
+    return f"{profile.device}, {peak}, {copy}; {profile.steps:g} steps of {step_ms:.3f} ms"
+
+
+def report(profile: Profile) -> str:
+    """Shares by category, each operation against its own limit, and what to do next: text of many lines."""
     categories = _table(("category", "ms/step", "share", "limit ms", "of limit"), 1, _category_cells(profile))
     heading = ("operation", "variant", "calls", "ms/step", "share", "TFLOP/s", "GB/s", "limit ms", "of limit")
     operations = _table(heading, 2, _operation_cells(profile))
     if counted := counter_table(profile):
         operations += "\n\n" + _table(counted[0], 2, counted[1:])
     following = "\n".join(f"{k}. {text}" for k, text in enumerate(advice(profile), 1))
-    return (
-        f"{profile.device}, {peak}, {copy}; {profile.steps} steps of {step_ms:.3f} ms\n\n"
-        f"{categories}\n\n{operations}\n\nWhat to do next\n{following}\n"
-    )
+    return f"{headline(profile)}\n\n{categories}\n\n{operations}\n\nWhat to do next\n{following}\n"
 
 
 def main() -> None:

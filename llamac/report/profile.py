@@ -31,11 +31,8 @@ def picture(path: Path) -> tuple[dict | None, str]:
                 "by": least[1] if least else "",
             }
         )
-    peak = f"{profile.peak_tflops:,.4g} TFLOP/s" if profile.peak_tflops else "peak not known"
-    copy = f"copies {profile.copy_gbps:,.4g} GB/s" if profile.copy_gbps else "copy rate not known"
     return {
-        "title": f"{profile.device}, {peak}, {copy}; {profile.steps:g} steps of "
-        f"{profile.seconds * ms:.3f} ms",
+        "title": profiles.headline(profile),
         "rows": rows,
         "others": max(0, len(profile.rows) - _MOST_ROWS),
         "shares": [

@@ -1,6 +1,5 @@
 """dev/bench_train.py on programs that are scripts."""
 
-import itertools
 import json
 import os
 import subprocess
@@ -140,21 +139,14 @@ def test_each_program_gets_the_same_run(fake, tmp_path):
     assert not Path(o.train_data).exists()
 
 
-def test_workloads_are_the_issues():
-    """Flags of the two that differ: parts computed again, and exact states."""
+def test_each_side_computes_its_own_parts_again():
     o = bench_train.parse_arguments(["--build", "b"])
-    o.data, w = "tokens.bin", bench_train.WORKLOADS
-    programs = ("llamac", "eager")
+    o.data, w = "tokens.bin", bench_train.WORKLOADS["8b-b1-t8192"]
     found = {}
-    for name, program in itertools.product(w, programs):
-        words = bench_train.command(o, w[name], program, Path("out"))[1 if program == "llamac" else 3 :]
-        found[name, program] = dict(zip(words[::2], words[1::2]))
-    assert [found["8b-b1-t8192", p]["--recompute"] for p in programs] == ["norm,swiglu", "none"]
-    assert [found["8b-b4-t8192", p]["--recompute"] for p in programs] == ["block", "block"]
-    exact = {name for name in w if found[name, "llamac"]["--master-weights"] == "on"}
-    assert exact == {"8b-b1-t8192-fp32"} and w["8b-b1-t8192-fp32"].programs == ("llamac",)
-    assert {found[name, "llamac"]["--optimizer-state"] for name in exact} == {"f32"}
-    assert all(f["--dtype"] == f["--grad-dtype"] == "bf16" for f in found.values())
+    for program in ("llamac", "eager"):
+        words = bench_train.command(o, w, program, Path("out"))
+        found[program] = words[words.index("--recompute") + 1]
+    assert found == {"llamac": "norm,swiglu", "eager": "none"}
 
 
 def test_sharded_workloads():
@@ -167,7 +159,8 @@ def test_sharded_workloads():
     assert all(line[1:9] == launcher and line[10] == "--train" for line in lines)
     ours, theirs = (parse(line[11:]) for line in lines)
     assert (ours.ops, theirs.ops) == ("llamac", "torch") and ours.compile and theirs.compile
-    assert (ours.batch_size, ours.seq_len, ours.master_weights, ours.grad_dtype) == (2, 8192, "on", "bf16")
+    assert (ours.batch_size, ours.seq_len, ours.grad_dtype) == (2, 8192, "bf16")
+    assert (ours.master_weights, ours.optimizer_state) == ("on", "f32")
     ours.ops = "torch"
     assert ours == theirs
     assert set(o.workloads) == set(bench_train.WORKLOADS), "on one device unless asked"

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 
@@ -426,10 +427,7 @@ def test_a_wrong_function(name, fault, monkeypatch, one_thread):
         return (fault(out[0]), *out[1:]) if isinstance(out, tuple) else fault(out)
 
     wrong.__signature__ = functions.inspect.signature(right.ours)
-    injected = functions.Function(
-        wrong, right.torch, right.inputs, right.leaves, right.forward, right.backward, right.computes
-    )
-    monkeypatch.setattr(functions, "FUNCTIONS", {name: injected})
+    monkeypatch.setattr(functions, "FUNCTIONS", {name: replace(right, ours=wrong)})
     lines = list(doctor.check_functions("cpu"))
     assert len(lines) == 2
     for line in lines:
@@ -447,8 +445,7 @@ def test_a_function_that_raises(monkeypatch):
     def broken(gate_up):
         raise RuntimeError("no kernel image is available for execution on the device")
 
-    injected = functions.Function(broken, right.torch, right.inputs, right.leaves, right.forward)
-    monkeypatch.setattr(functions, "FUNCTIONS", {"swiglu": injected})
+    monkeypatch.setattr(functions, "FUNCTIONS", {"swiglu": replace(right, ours=broken)})
     lines = texts(doctor.check_functions("cpu"))
     assert len(lines) == 2 and all("no kernel image is available" in line for line in lines)
 

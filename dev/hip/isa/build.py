@@ -54,15 +54,8 @@ def build(folder: Path, program: bool = False) -> None:
     targets = ["llamac_operations", *(["llamac"] if program else [])]
     run("cmake", "--build", objects, "--parallel", "2", "--target", *targets, env=environment)
 
-    common = [
-        "-std=c++20",
-        "-fPIC",
-        "-fopenmp",
-        "-DLLAMAC_AMD",
-        f"-I{ROOT / 'csrc'}",
-        f"-I{ROOT}",
-        f"-I{HERE.parent}",
-    ]
+    common = ["-std=c++20", "-fPIC", "-fopenmp", "-DLLAMAC_AMD"]
+    common += [f"-I{include}" for include in (ROOT / "csrc", ROOT, HERE.parent, ROOT / "tests")]
     host = [*common, "-D__HIP_PLATFORM_AMD__=1", "-idirafter", str(headers), f"-I{objects}/generated"]
     device = [*common, "-x", "hip", "--offload-arch=gfx942", *compiler.flags]
     runtime = folder / "libamdhip64.so"
