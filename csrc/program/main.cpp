@@ -387,7 +387,7 @@ int run_training(const Options& options, const Ranks& ranks) {
                          flops_per_token(t.config, options.seq_len),
                          peak_flops(t.model.options.precision.weights) * static_cast<double>(ranks.count),
                          t.model.context.backend == Backend::device,
-                         options.log_every};
+                         options.log_every.value_or(std::max<int64_t>(1, (options.steps + 99) / 100))};
     std::optional<Log> opened;
     ranks.together("log",
                    [&] { opened.emplace(ranks.is_first() ? options.out : "", shape, console_of(ranks)); });

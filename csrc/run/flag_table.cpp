@@ -106,6 +106,15 @@ bool take(std::optional<std::string>& to, const json& value) {
     to = text == "auto" ? std::nullopt : std::optional(text == "none" ? "" : text);
     return true;
 }
+// On the command line its type is text, as that of all flags with the value auto.
+bool take(std::optional<int64_t>& to, const json& value) {
+    to.reset();
+    if (value == "auto") return true;
+    const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+    if (!parse_number(text, to.emplace()) || *to < 1)
+        fail("expected auto or a number from 1 on, found ", quote(text));
+    return true;
+}
 template <class T>
 bool take(std::optional<T>& to, const json& value) {
     to.reset();
@@ -127,7 +136,6 @@ bool take(std::vector<int32_t>& to, const json& value) {
 bool take(MemorySize& to, const json& value) {
     return take_parsed(to, value, parse_memory_size);
 }
-
 // ---- and back
 
 template <class T>

@@ -75,7 +75,7 @@ struct Options {
     std::optional<std::string> resume;
     int64_t checkpoint_every, keep_checkpoints;
     std::optional<bool> checkpoint_async;
-    int64_t log_every;
+    std::optional<int64_t> log_every;
     double watchdog;
     int64_t val_every, val_steps, eval_every;
     std::string eval_tasks;

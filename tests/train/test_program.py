@@ -94,10 +94,14 @@ def test_samples_begin_with_a_prompt(train, data, tmp_path):
 
 
 def test_log_every(train, data, tmp_path):
-    """Lines of steps 1, 3, 6 and 8 on the console, every step in the log."""
+    """Lines of steps 1, 3, 6 and 8 on the console, every step in the log; by default about 100 lines."""
     said = train(*flags(data, tmp_path / "out", log_every=3)).stdout
     assert re.findall(r"^ +(\d+)/8 .* s$", said, re.MULTILINE) == ["1", "3", "6", "8"], said
     assert [e["step"] for e in events(tmp_path / "out", "step")] == list(range(1, 9))
+    said = train(*flags(data, tmp_path / "long", steps=250, val_every=0, checkpoint_every=-1)).stdout
+    assert len(re.findall(r"^ +\d+/250 .* s$", said, re.MULTILINE)) == 85, said
+    line = one_line(train(*flags(data, tmp_path / "bad", log_every="often"), code=2))
+    assert '--log-every: expected auto or a number from 1 on, found "often"' in line
 
 
 def test_no_steps_validate_and_end(train, data, tmp_path):
