@@ -12,14 +12,13 @@ import torch.nn.functional as F
 from llamac.training import fp8_reference
 
 
-def scaled_mm(a, a_inverse, b, b_inverse, dtype, added=None, fast=False) -> torch.Tensor:
+def scaled_mm(a, a_inverse, b, b_inverse, dtype, fast=False) -> torch.Tensor:
     """fp8_reference.product, computed on the GPU. fast: fast accumulation, with fewer bits still."""
     pad = 0, -a.shape[1] % 16  # it sums a multiple of 16 products
     one = torch.ones((), device="cuda")
     x, y = (F.pad(t.contiguous().view(torch.uint8), pad).view(t.dtype).cuda() for t in (a, b))
     out = torch._scaled_mm(x, y.T, one, one, out_dtype=torch.float32, use_fast_accum=fast).to(a.device)
-    out = fp8_reference.scaled(out, a_inverse, b_inverse.flatten())
-    return (out if added is None else out + added.float()).to(dtype)
+    return fp8_reference.scaled(out, a_inverse, b_inverse.flatten()).to(dtype)
 
 
 def library_products(gpu: bool, fast: bool) -> AbstractContextManager:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
@@ -33,6 +33,7 @@ _HEADING = re.compile(r" = (?!=).* = \n?")  # of an article in WikiText; " = = "
 _ROWS = 64  # of a table at a time
 _SPACE = re.compile(r"[ \t\r\n]*")
 _parse_json = json.JSONDecoder().raw_decode
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,30 @@ def blocks(files: list[InputFile], how: Reading, start: list[Any]) -> Iterator[B
             if place and number <= place[0]:
                 continue
             held.append(piece)
-            size += len(piece.text) if isinstance(piece.text, str) else 1
+            size += _size(piece.text)
             if size >= BLOCK_BYTES:
                 yield Block("pieces", file.path, held, [index, number], read=read, skipped=skipped)
                 held, skipped, size = [], [], 0
     if held or skipped:
         yield Block("pieces", files[-1].path, held, [len(files)], skipped=skipped)
+
+
+def _batches_of(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """The items in lists of about BLOCK_BYTES."""
+    held: list[T] = []
+    size = 0
+    for item in items:
+        held.append(item)
+        size += size_of(item)
+        if size >= BLOCK_BYTES:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def _size(text: Any) -> int:
+    return len(text) if isinstance(text, str) else 1
 
 
 # JSON lines
@@ -127,21 +146,11 @@ def _lines(file: InputFile, how: Reading, offset: int = 0) -> Iterator[Block]:
 
 def _items(file: InputFile, how: Reading, row: int = 0) -> Iterator[Block]:
     """Blocks of the items of a JSON array, or of a sequence of JSON values, after the first `row`."""
-    held: list[bytes] = []
-    size = number = 0
     with Stream(file) as stream:
-        for number, item in enumerate(_json_items(file.path, stream), 1):
-            if number <= row:
-                continue
-            held.append(item)
-            size += len(item)
-            if size >= BLOCK_BYTES:
-                first = number - len(held) + 1
-                yield Block("jsonl", file.path, b"\n".join(held), [number], first, stream.consumed())
-                held, size = [], 0
-        if held:
-            first = number - len(held) + 1
-            yield Block("jsonl", file.path, b"\n".join(held), [number], first, stream.consumed())
+        items = islice(enumerate(_json_items(file.path, stream), 1), row, None)
+        for held in _batches_of(items, lambda numbered: len(numbered[1])):
+            content = b"\n".join(item for _, item in held)
+            yield Block("jsonl", file.path, content, [held[-1][0]], held[0][0], stream.consumed())
 
 
 class _JsonText:
@@ -301,20 +310,13 @@ def _first_line(error: BaseException) -> str:
 
 def _tables(file: InputFile, how: Reading, row: int = 0) -> Iterator[Block]:
     """The column from `row` on, in batches put together to about BLOCK_BYTES."""
-    held: list[Any] = []
-    first = size = read = 0
-    for at, batch, read in _batches(file, how.field, row):
-        if at + batch.num_rows <= row:
-            continue
-        batch = batch.slice(max(0, row - at))
-        first = first if held else max(at, row)
-        held.append(batch)
-        size += batch.nbytes
-        if size >= BLOCK_BYTES:
-            yield _table_block(file, held, first, read)
-            held, size = [], 0
-    if held:
-        yield _table_block(file, held, first, read)
+    found = (
+        (max(at, row), batch.slice(max(0, row - at)), read)
+        for at, batch, read in _batches(file, how.field, row)
+        if at + batch.num_rows > row
+    )
+    for held in _batches_of(found, lambda each: each[1].nbytes):
+        yield _table_block(file, [batch for _, batch, _ in held], held[0][0], held[-1][2])
 
 
 def _table_block(file: InputFile, batches: list[Any], first: int, read: int) -> Block:
@@ -335,19 +337,12 @@ def _streamed(
     file: InputFile, how: Reading, row: int = 0, start: dict[str, Any] | None = None
 ) -> Iterator[Block]:
     """Blocks of rows of a stream, after its first `row`, behind which the state `start` is."""
-    held: list[Piece] = []
-    size = 0
-    state = start
     rows = hub.rows(file.path, str(how.field), start)
-    for text, state in islice(rows, 0 if start else row, None):  # earlier versions wrote the row alone
-        row += 1
-        held.append(Piece(text, file.path, row, split=how.split))
-        size += len(text) if isinstance(text, str) else 1
-        if size >= BLOCK_BYTES:
-            yield Block("pieces", file.path, held, [row, state])
-            held, size = [], 0
-    if held:
-        yield Block("pieces", file.path, held, [row, state])
+    rows = islice(rows, 0 if start else row, None)  # earlier versions wrote the row alone
+    for held in _batches_of(enumerate(rows, row + 1), lambda numbered: _size(numbered[1][0])):
+        pieces = [Piece(text, file.path, number, split=how.split) for number, (text, _) in held]
+        number, (_, state) = held[-1]
+        yield Block("pieces", file.path, pieces, [number, state])
 
 
 _READERS: dict[str, Callable[..., Iterator[Block]]] = {

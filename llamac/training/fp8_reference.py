@@ -2,7 +2,7 @@
 compared with.
 
 A tensor x is quantised with one scale, a power of two: codes fp8(clamp(x · scale)). A product sums codes in
-fp32, multiplies the sum by the inverses of both scales, adds the residual, and rounds once. The three
+fp32, multiplies the sum by the inverses of both scales, and rounds once. The three
 products of a linear layer (out = x · weightᵀ, dx = dout · weight, dweight = doutᵀ · x) take the same three
 quantised tensors. Scales come from a tensor's own largest value (recipe tensor) or from that of the same
 tensors in the previous optimizer step (recipe delayed).
@@ -56,20 +56,13 @@ def scaled(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.where(is_normal, sums * both, sums * a * b)
 
 
-def product(
-    a: Tensor,
-    a_inverse: Tensor,
-    b: Tensor,
-    b_inverse: Tensor,
-    dtype: torch.dtype,
-    added: Tensor | None = None,
-) -> Tensor:
+def product(a: Tensor, a_inverse: Tensor, b: Tensor, b_inverse: Tensor, dtype: torch.dtype) -> Tensor:
     """a [N,C] · transposed b [K,C] of codes, times 1/scale of both (one number, or one per row [N,1], [K,1]),
-    + added: rounded once. In double where that is the dtype.
+    rounded once. In double where that is the dtype.
     """
     exact = torch.promote_types(dtype, torch.float32)
     out = scaled(a.to(exact) @ b.to(exact).T, a_inverse.to(exact), b_inverse.to(exact).flatten())
-    return (out if added is None else out + added.to(exact)).to(dtype)
+    return out.to(dtype)
 
 
 class Codes(NamedTuple):
@@ -173,14 +166,14 @@ class Scales:
 
 
 class Linear(torch.autograd.Function):
-    """x [N,C] · weightᵀ [C,K] (+ residual [N,K]) in fp8, with the gradients' products in fp8."""
+    """x [N,C] · weightᵀ [C,K] in fp8, with the gradients' products in fp8."""
 
     @staticmethod
-    def forward(ctx, x, weight, residual, scales: Scales, slots: tuple[str, str, str], measures: bool):
+    def forward(ctx, x, weight, scales: Scales, slots: tuple[str, str, str], measures: bool):
         a, b = (scales.codes(slot, t, measures) for slot, t in zip(slots, (x, weight)))
         ctx.save_for_backward(*a[2:], *b[2:])
-        ctx.scales, ctx.slot, ctx.dtype, ctx.adds = scales, slots[2], x.dtype, residual is not None
-        return product(a.rows, a.inverse, b.rows, b.inverse, x.dtype, residual)
+        ctx.scales, ctx.slot, ctx.dtype = scales, slots[2], x.dtype
+        return product(a.rows, a.inverse, b.rows, b.inverse, x.dtype)
 
     @staticmethod
     def backward(ctx, dout):  # type: ignore[override]
@@ -188,13 +181,12 @@ class Linear(torch.autograd.Function):
         d = ctx.scales.codes(ctx.slot, dout, True)
         dx = product(d.rows, d.inverse, b, b_inverse, ctx.dtype)
         dweight = product(d.transposed, d.inverse_transposed, a, a_inverse, ctx.dtype)
-        return dx, dweight, dout if ctx.adds else None, None, None, None
+        return dx, dweight, None, None, None
 
 
-def linear(x: Tensor, weight: Tensor, scales: Scales, slots: tuple[str, str, str], residual=None) -> Tensor:
-    """x [..., C] · weightᵀ (+ residual [..., K]). slots: of x, the weight, the gradient of out. Without
-    gradients, as in validation, nothing is measured for the next scales.
+def linear(x: Tensor, weight: Tensor, scales: Scales, slots: tuple[str, str, str]) -> Tensor:
+    """x [..., C] · weightᵀ. slots: of x, the weight, the gradient of out. Without gradients nothing is
+    measured for the next scales.
     """
-    rows = None if residual is None else residual.flatten(0, -2)
-    arguments = x.flatten(0, -2), weight, rows, scales, slots, torch.is_grad_enabled()
-    return Linear.apply(*arguments).unflatten(0, x.shape[:-1])
+    out = Linear.apply(x.flatten(0, -2), weight, scales, slots, torch.is_grad_enabled())
+    return out.unflatten(0, x.shape[:-1])
