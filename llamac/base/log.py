@@ -7,9 +7,9 @@ from llamac.base.errors import InputError
 from llamac.base.files import MOST_LOG, Kind, expect, parse_json, read_bytes
 
 # The fields of each event that are drawn. No run has numbers beyond these, and an axis has no room for them.
-_MOST_STEPS, _LARGEST = 2**53, 1e100
-_STEP = {"step": range(_MOST_STEPS + 1)}
-_NUMBER = (Kind(f"a number up to {_LARGEST:g}", lambda value: _is_number(value)), None)
+MOST_STEPS, _LARGEST = 2**53, 1e100
+_STEP = {"step": range(MOST_STEPS + 1)}
+_NUMBER = (Kind(f"a number up to {_LARGEST:g}", lambda value: is_number(value)), None)
 _KINDS = {
     "step": _STEP | dict.fromkeys(("loss", "lr", "tokens_per_s"), _NUMBER),
     "val": _STEP | {"loss": _NUMBER},
@@ -39,5 +39,6 @@ def read_log(path: Path) -> list[dict]:
     return events
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number that an axis has room for."""
     return type(value) in (int, float) and abs(value) <= _LARGEST

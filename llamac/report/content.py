@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from llamac import __version__
+from llamac.base.log import is_number
 from llamac.report.log import RunLog, points, spread
 from llamac.report.plot import short
 from llamac.report.profile import picture
@@ -165,7 +166,7 @@ def _evaluations(log: RunLog) -> dict[str, list[list]]:
 
 
 def _finite(value: Any) -> float | None:
-    return value if type(value) in (int, float) and abs(value) < 1e100 else None
+    return value if is_number(value) else None
 
 
 def _samples(log: RunLog) -> list[list]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from llamac.base.errors import InputError, requires
 from llamac.base.files import MOST_LOG, open_file, parse_json
+from llamac.base.log import MOST_STEPS, is_number
 
 STEP_FIELDS = (
     "loss",
@@ -29,7 +30,6 @@ STEP_FIELDS = (
 )
 DEVICE_FIELDS = ("watts", "celsius")  # within the object `device` of a step
 _CHUNK = 128 << 10  # bytes that are parsed at once: their objects fit into a core's cache
-_MOST_STEPS = 2**53
 _STEP = (b'{"event":"step",', b'{"event": "step",')  # as C and Python write it
 _DEVICE = attrgetter(*DEVICE_FIELDS)
 
@@ -39,15 +39,10 @@ def _step_type() -> Any:
     msgspec = requires("msgspec", "llamac report", "'llamac[report]'")
     number = float | None
     device = msgspec.defstruct("Device", [(name, number, None) for name in DEVICE_FIELDS], gc=False)
-    step = Annotated[int, msgspec.Meta(ge=0, le=_MOST_STEPS)]
+    step = Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)]
     numbers = [(name, number, None) for name in STEP_FIELDS]
     more: list[tuple] = [("skipped", bool, False), ("device", device, msgspec.field(default_factory=device))]
     return msgspec.defstruct("Step", [("step", step), *numbers, *more], gc=False)
-
-
-def _is_number(value: Any) -> bool:
-    """A number that float64 can hold."""
-    return type(value) in (int, float) and abs(value) < 2**1023
 
 
 def _numbers(values: tuple) -> np.ndarray:
@@ -180,7 +175,7 @@ class RunLog:
         values = np.full(step.size, np.nan)
         for event in self.of("run"):
             value = event.get(key)
-            values[step > event["after"]] = value if _is_number(value) else math.nan
+            values[step > event["after"]] = value if is_number(value) else math.nan
         return values
 
     def tokens(self) -> np.ndarray:
@@ -207,10 +202,7 @@ def points(events: list[dict], field: str) -> tuple[list[int], list[float]]:
     found = {
         e["step"]: float(e[field])
         for e in events
-        if type(e.get("step")) is int
-        and 0 <= e["step"] <= _MOST_STEPS
-        and type(e.get(field)) in (int, float)
-        and abs(e[field]) < 1e100
+        if type(e.get("step")) is int and 0 <= e["step"] <= MOST_STEPS and is_number(e.get(field))
     }
     steps = sorted(found)
     return steps, [found[step] for step in steps]
