@@ -9,6 +9,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
+from llamac.base.errors import InputError
+
 _AHEAD = 2  # blocks per worker: one that it encodes, one that waits
 _PR_SET_PDEATHSIG = 1
 _work: Callable[[Any], Any]  # in a worker
@@ -29,7 +31,12 @@ def _begin(work: Callable[[Any], Any]) -> None:
 
 
 def _call(payload: Any) -> Any:
-    return _work(payload)
+    try:
+        return _work(payload)
+    except InputError:
+        raise
+    except Exception as error:  # of a class that the parent may not be able to make
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
 class Workers:

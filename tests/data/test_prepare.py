@@ -772,6 +772,25 @@ def test_a_worker_that_dies(tmp_path, ranks, monkeypatch):
     assert tokens(tmp_path / "o") == expected(texts(3))
 
 
+class Odd(Exception):
+    """That pickle cannot make again."""
+
+    def __init__(self, number: int, word: str):
+        super().__init__(f"{number} {word}")
+
+
+def test_a_worker_that_fails(tmp_path, ranks, monkeypatch):
+    """Its error arrives, whatever its class."""
+
+    def fail(*_):
+        raise Odd(7, "pieces")
+
+    monkeypatch.setattr(prepare, "encode_block", fail)
+    (tmp_path / "a.jsonl").write_bytes(lines(texts(3)))
+    with pytest.raises(RuntimeError, match="Odd: 7 pieces"):
+        make(tmp_path / "a.jsonl", "--tokenizer", ranks, "--out", tmp_path / "o")
+
+
 @pytest.mark.parametrize("total", [1_000_000, None])
 def test_progress(capsys, total):
     """A line now and then where stderr is no terminal; rates leave out the part of an earlier run."""
