@@ -1,7 +1,6 @@
 """The shared parts of byte-level BPE tokenizers: split patterns, the letters of bytes, the file of ranks."""
 
 import base64
-from collections.abc import Callable
 
 import numpy as np
 import tiktoken
@@ -21,14 +20,14 @@ def byte_letters() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-def encode_fast(encoding: tiktoken.Encoding, text: str, otherwise: Callable[[str], np.ndarray]) -> np.ndarray:
-    """uint32 [n] without a list; no special tokens. tiktoken's regular expressions give up on a megabyte of
-    spaces: then it is what `otherwise` gives.
+def encode_fast(encoding: tiktoken.Encoding, text: str) -> np.ndarray | None:
+    """uint32 [n] without a list; no special tokens. None where tiktoken's regular expressions give up, as
+    on a megabyte of spaces.
     """
     try:
         return encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
     except ValueError:
-        return otherwise(text)
+        return None
 
 
 def rank_file(ranks: dict[bytes, int]) -> bytes:

@@ -95,7 +95,8 @@ class Tokenizer:
 
     def encode_arrays(self, texts: list[str]) -> list[np.ndarray]:
         """encode() of each text: uint32 [n]."""
-        return [encode_fast(self._encoding, text, self._encode_slowly) for text in texts]
+        found = ((text, encode_fast(self._encoding, text)) for text in texts)
+        return [self._encode_slowly(text) if ids is None else ids for text, ids in found]
 
     def _encode_slowly(self, text: str) -> np.ndarray:
         if self._backend is None:

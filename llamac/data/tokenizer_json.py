@@ -26,14 +26,13 @@ QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 _SPLITS = (GPT2_SPLIT, LLAMA3_SPLIT, QWEN2_SPLIT)
 # What a directory may hold beside tokenizer.json; goes with the tokens, and from there into checkpoints.
 SETTINGS = (*special_tokens.FILES, "chat_template.jinja", "chat_template.json")
-_GAVE_UP = np.empty(0, np.uint32)
 
 
 class JsonTokenizer:
     """Text to token ids and back. `bos`, `eos` and `pad` are ids, or None where the directory names none:
     `bos` stands before each document in our data, `eos` behind it, one alone where both are the same token.
-    `hash` is XXH3_64 of tokenizer.json's bytes. `cuttable`: text may be cut where SAFE_CUT says so
-    without a change to its ids.
+    `hash` is XXH3_64 of tokenizer.json's bytes, `model` its content. `cuttable`: text may be cut where
+    SAFE_CUT says so without a change to its ids.
     """
 
     def __init__(self, path: Path, content: bytes):
@@ -41,7 +40,7 @@ class JsonTokenizer:
 
         self.path, self.content = path, content
         self.hash = xxhash.xxh3_64_intdigest(content)
-        self._json: dict[str, Any] = parse_json(content, str(path), {})
+        self.model: dict[str, Any] = parse_json(content, str(path), {})
         try:
             self.backend = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
         except (KeyboardInterrupt, SystemExit):
@@ -50,7 +49,7 @@ class JsonTokenizer:
             raise InputError(f"{path}: expected a tokenizer.json: {_reason(error)}") from None
         self.backend.no_truncation()
         self.backend.no_padding()
-        self.special_tokens = special_tokens.read(path.parent, self._json)
+        self.special_tokens = special_tokens.read(path.parent, self.model)
         self.names = self.special_tokens.names
         self._add_tokens()
         self.backend.encode_special_tokens = self.special_tokens.split
@@ -74,13 +73,9 @@ class JsonTokenizer:
         self.backend.add_tokens([AddedToken(**token) for token in others])
 
     @cached_property
-    def _fast(self) -> "_Fast | None":
+    def fast(self) -> "_Fast | None":
+        """tiktoken's encoding of most texts, where it has the same ids."""
         return _Fast.of(self)
-
-    @property
-    def model(self) -> dict[str, Any]:
-        """The content of tokenizer.json."""
-        return self._json
 
     @cached_property
     def ranks(self) -> dict[bytes, int] | None:
@@ -105,12 +100,7 @@ class JsonTokenizer:
     def cuttable(self) -> bool:
         added = self.backend.get_added_tokens_decoder().values()
         takes_more = any(token.lstrip or "\n" in token.content for token in added)
-        return split_pattern(self._json) is not None and not takes_more
-
-    @property
-    def is_fast(self) -> bool:
-        """Whether tiktoken encodes most texts."""
-        return self._fast is not None
+        return split_pattern(self.model) is not None and not takes_more
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text alone. Names of special tokens are these, unless split_special_tokens."""
@@ -119,8 +109,8 @@ class JsonTokenizer:
     def encode_arrays(self, texts: list[str]) -> list[np.ndarray]:
         """encode() of each text: uint32 [n]."""
         found: list[np.ndarray | None] = [None] * len(texts)
-        if self._fast:
-            found = [self._fast.encode(text) for text in texts]
+        if self.fast:
+            found = [self.fast.encode(text) for text in texts]
         slow = [i for i, ids in enumerate(found) if ids is None]
         if slow:
             encoded = self.backend.encode_batch_fast([texts[i] for i in slow], add_special_tokens=False)
@@ -198,7 +188,7 @@ class _Fast:
     @classmethod
     def of(cls, tokenizer: JsonTokenizer) -> "_Fast | None":
         """None where the ids might differ."""
-        config, pattern = tokenizer._json, split_pattern(tokenizer._json)
+        config, pattern = tokenizer.model, split_pattern(tokenizer.model)
         model = config.get("model") or {}
         odd_settings = (
             "dropout",
@@ -231,10 +221,8 @@ class _Fast:
         """uint32 [n]; None: not this text."""
         if self._other and self._other.search(text):
             return None
-        ranks = encode_fast(self._encoding, text, lambda _: _GAVE_UP)
-        if ranks is _GAVE_UP:
-            return None
-        return ranks if self._identity else self._ids[ranks]
+        ranks = encode_fast(self._encoding, text)
+        return ranks if ranks is None or self._identity else self._ids[ranks]
 
 
 def _words_in_order(model: dict[str, Any], added: set[str]) -> list[str] | None:
@@ -287,7 +275,7 @@ def _odd_characters() -> str:
 
 def _vocabulary(tokenizer: JsonTokenizer) -> Vocabulary:
     """The bytes that each id adds to a text, by the steps of the decoder."""
-    backend, decoder = tokenizer.backend, tokenizer._json.get("decoder") or {}
+    backend, decoder = tokenizer.backend, tokenizer.model.get("decoder") or {}
     steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
     convert, drops = _converter(tokenizer.path, steps)
     tokens = [b""] * tokenizer.vocab_size

@@ -87,7 +87,7 @@ def _tokenizer_files() -> Iterator[tuple[str, Files]]:
 def _read_tokenizer(folder: Path) -> None:
     own = tokenizer.load(folder)
     own.decode(own.encode("the cat <x> déjà 🙂"))
-    str((own.bos, own.eos, own.pad, own.cuttable, own.is_fast, own.rank_hash, own.vocabulary.tokens[-1]))
+    str((own.bos, own.eos, own.pad, own.cuttable, own.fast is None, own.rank_hash, own.vocabulary.tokens[-1]))
     chat.encode_with_places(own, "<|end|>the cat")
     (folder / "out").mkdir()
     own.write_beside_tokens(folder / "out")
