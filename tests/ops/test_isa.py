@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-import ml_dtypes
 import numpy as np
 import pytest
 from run import ROOT
@@ -35,32 +34,6 @@ def test_refuses_to_run_without_tinygrad(script, tmp_path):
 def test_hazards_wants_code_objects(tmp_path):
     result = run(ISA / "hazards.py", tmp_path)
     assert result.returncode == 2 and "expected *.hsaco files, found none" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("form", "type_name"),
-    [
-        ("e4m3", "float8_e4m3fn"),
-        ("e5m2", "float8_e5m2"),
-        ("e4m3fnuz", "float8_e4m3fnuz"),
-        ("e5m2fnuz", "float8_e5m2fnuz"),
-    ],
-)
-def test_codes_of_fp8(isa, form, type_name):
-    from fp8 import decode, encode, largest_of
-
-    type_of_form = getattr(ml_dtypes, type_name)
-    codes = np.arange(256, dtype=np.uint8)
-    numbers = codes.view(type_of_form).astype(np.float64)
-    assert np.array_equal(
-        decode(codes, form), np.where(np.isfinite(numbers), numbers, np.nan), equal_nan=True
-    )
-    finite, random = np.sort(numbers[np.isfinite(numbers)]), np.random.default_rng(0)
-    values = random.standard_normal(10000) * np.exp2(random.integers(-20, 18, 10000))
-    values = np.concatenate([values, finite, (finite[:-1] + finite[1:]) / 2, [-0.0]]).astype(np.float32)
-    limited = np.clip(values, -largest_of(form), largest_of(form)).astype(type_of_form)
-    assert np.array_equal(encode(values, form), limited.view(np.uint8))
-    assert np.isnan(decode(encode(np.array([np.nan, -np.nan]), form), form)).all()
 
 
 class Wave:

@@ -3,38 +3,10 @@
 import ctypes
 import struct
 
+import msgspec
 from emulator import elf_loader
 
 S_ENDPGM = 0xBF810000
-
-
-def msgpack(b: bytes, o: int = 0):
-    """The value that begins at b[o], and the offset after it, for the types that code objects use."""
-    t = b[o]
-    if t < 0x80:
-        return t, o + 1
-    if t >= 0xE0:
-        return t - 256, o + 1
-    if t in (0xC0, 0xC2, 0xC3):
-        return {0xC0: None, 0xC2: False, 0xC3: True}[t], o + 1
-    if 0xCC <= t <= 0xCF or 0xD0 <= t <= 0xD3:
-        n = 1 << (t & 3)
-        return int.from_bytes(b[o + 1 : o + 1 + n], "big", signed=t >= 0xD0), o + 1 + n
-    if 0xA0 <= t <= 0xBF or 0xD9 <= t <= 0xDB:
-        k = 0 if t <= 0xBF else 1 << (t - 0xD9)
-        n = int.from_bytes(b[o + 1 : o + 1 + k], "big") if k else t & 31
-        return b[o + 1 + k : o + 1 + k + n].decode(), o + 1 + k + n
-    if 0x90 <= t <= 0x9F or t in (0xDC, 0xDD) or 0x80 <= t <= 0x8F or t in (0xDE, 0xDF):
-        k = 0 if t < 0xA0 else 2 << (t & 1)
-        n = int.from_bytes(b[o + 1 : o + 1 + k], "big") if k else t & 15
-        is_map = t < 0x90 or t >= 0xDE
-        o += 1 + k
-        items = []
-        for _ in range(2 * n if is_map else n):
-            v, o = msgpack(b, o)
-            items.append(v)
-        return (dict(zip(items[::2], items[1::2])) if is_map else items), o
-    raise ValueError(hex(t))
 
 
 class Kernel:
@@ -77,7 +49,7 @@ class Module:
         note = next(s.content for s in sections if s.name == ".note")
         name_size, data_size, _ = struct.unpack_from("<III", note)
         begin = 12 + (name_size + 3 & ~3)
-        meta, _ = msgpack(note[begin : begin + data_size])
+        meta = msgspec.msgpack.decode(note[begin : begin + data_size])
         named = {s.name: s for s in sections}
         table, strings = named[".dynsym"].content, named[".dynstr"].content
         self.symbols = {}

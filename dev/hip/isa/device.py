@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 from code_object import Module
 from fp8 import FORMS
@@ -30,12 +31,11 @@ NAIVE = "naive"  # the variant that explains; all others of the device are optim
 
 def bf16_bits(x: np.ndarray) -> np.ndarray:
     """bf16 of f32, rounded to nearest, ties to even."""
-    u = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((u + 0x7FFF + ((u >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.asarray(x, np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
 
 
 def from_bf16(bits: np.ndarray) -> np.ndarray:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(bits).view(ml_dtypes.bfloat16).astype(np.float32)
 
 
 def storage_of(dtype) -> np.dtype:

@@ -5,23 +5,21 @@ reserves up to 20 GB of address space and takes memory where it is touched.
 """
 
 import ctypes
-import mmap
 import sys
 from pathlib import Path
 
 import numpy as np
 from device import Device, bf16_bits, device_of_arguments, from_bf16, storage_of
 from fp8 import decode, encode
+from lds import reserved
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
 from llamac.base.tolerance import floor_of
 
 F = np.float32
 CODES = "e4m3fnuz"
-PAGE, MAP_NORESERVE = 4096, 0x4000
+PAGE = 4096
 LIBC = ctypes.CDLL(None)
-LIBC.mmap.restype = ctypes.c_void_p
-LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
@@ -33,18 +31,13 @@ class Sparse:
         self.shape, self.dtype = tuple(shape), dtype
         item = storage_of(dtype)
         bytes_ = int(np.prod(shape)) * item.itemsize
-        self.whole = (bytes_ + PAGE - 1) // PAGE * PAGE + 2 * PAGE
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-        self.base = LIBC.mmap(None, self.whole, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-        assert self.base != ctypes.c_void_p(-1).value, f"cannot reserve {self.whole} bytes"
-        LIBC.mprotect(self.base, PAGE, 0)
-        LIBC.mprotect(self.base + self.whole - PAGE, PAGE, 0)
-        self.at = self.base + self.whole - PAGE - (bytes_ + 15) // 16 * 16
-        memory = (ctypes.c_char * bytes_).from_address(self.at)
-        self.data = np.frombuffer(memory, item).reshape(shape)
-
-    def __del__(self):
-        LIBC.munmap(self.base, self.whole)
+        whole = (bytes_ + PAGE - 1) // PAGE * PAGE + 2 * PAGE
+        memory = reserved(whole)
+        for page in (memory.ctypes.data, memory.ctypes.data + whole - PAGE):
+            assert LIBC.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(PAGE), 0) == 0, "mprotect"
+        begin = whole - PAGE - (bytes_ + 15) // 16 * 16
+        self.data = memory[begin : begin + bytes_].view(item).reshape(shape)
+        self.at = self.data.ctypes.data
 
 
 def bf16(*shapes: tuple[int, ...]) -> list[Sparse]:

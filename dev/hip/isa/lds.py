@@ -1,6 +1,5 @@
 """LDS of the emulated device, and the search for races in it."""
 
-import ctypes
 import mmap
 import re
 from collections import Counter
@@ -9,23 +8,19 @@ import numpy as np
 from corrections import APERTURE, bits_of, lanes_of
 
 
+def reserved(size: int) -> np.ndarray:
+    """Bytes, zeros, that take memory where they are touched."""
+    no_reserve = 0x4000
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+    return np.frombuffer(mmap.mmap(-1, size, flags=flags), np.uint8)
+
+
 class Lds:
     """64 KiB at the start of a reserved range: the emulator touches the addresses of inactive lanes, too."""
 
     def __init__(self):
-        libc = ctypes.CDLL(None)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_size_t,
-            ctypes.c_int,
-            ctypes.c_int,
-            ctypes.c_int,
-            ctypes.c_long,
-        ]
-        self.at = libc.mmap(None, 9 << 30, 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, -1, 0)
-        assert self.at not in (None, ctypes.c_void_p(-1).value)
-        self.words = np.frombuffer((ctypes.c_uint32 * 32768).from_address(self.at), np.uint32)
+        self.words = reserved(9 << 30)[: 4 * 32768].view(np.uint32)
+        self.at = self.words.ctypes.data
 
     def fill(self, size):
         self.size = size
