@@ -18,9 +18,8 @@ COMMANDS = {
     "train": Command("FLAGS", "training.program", "trains a model with the program train_llama3"),
     "data": Command("INPUT --out DIR", "data.command", "writes token files from text, JSON lines or Parquet"),
     "finetune": Command("DIR DATA --out OUT", "training.finetune", "trains a model on the answers of chats"),
-    "generate": Command(
-        "DIR --prompt TEXT", "inference.generate", "generates text with a model; --chat for a conversation"
-    ),
+    "generate": Command("DIR --prompt TEXT", "inference.generate", "generates text with a model"),
+    "chat": Command("DIR", "inference.chat", "talks to a model in the terminal, with its chat template"),
     "eval": Command(
         "DIR --tasks LIST",
         "eval.command",
