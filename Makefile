@@ -64,10 +64,13 @@ setup:
 setup-test: setup
 	@$(SETUP) test
 
+# llamac._native in llamac/ is found where `make native` has installed none.
 train_llama3: text
-	cmake -S . -B $(BUILD) -DLLAMAC_PLATFORM=$(PLATFORM)
-	cmake --build $(BUILD) --parallel $(JOBS) --target train_llama3
+	cmake -S . -B $(BUILD) -DLLAMAC_PLATFORM=$(PLATFORM) -DLLAMAC_PYTHON=native -DPython_EXECUTABLE='$(CURDIR)/$(VENV)'
+	cmake --build $(BUILD) --parallel $(JOBS) --target train_llama3 llamac_python
 	ln -sf $(BUILD)/train_llama3 train_llama3
+	rm -f llamac/_native.*
+	for part in $(BUILD)/csrc/python/_native.*; do ln -s ../$$part llamac/; done
 
 install: setup
 	cmake -S . -B $(BUILD) -DLLAMAC_PLATFORM=$(PLATFORM)
@@ -203,7 +206,7 @@ format: setup-test
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
 
 clean:
-	rm -rf build train_llama3
+	rm -rf build train_llama3 llamac/_native.*
 
 text: setup
 	$(VENV) -m llamac data stdlib

@@ -48,7 +48,8 @@ native_beside_torch() {
     cmake -S . -B build/python -DLLAMAC_PYTHON=ON -DBUILD_TESTING=OFF -DPython_EXECUTABLE="$PWD/$python" \
         -Dpybind11_DIR="$($python -m pybind11 --cmakedir)" -DCMAKE_HIP_ARCHITECTURES="${architectures// /;}"
     cmake --build build/python --target _native
-    cp build/python/csrc/python/_native*.so build/python/csrc/python/_C.json llamac/
+    rm llamac/_native.*    # the program's
+    cp build/python/csrc/python/_native.* llamac/
     $python -c 'from llamac.base.native import native; assert native.computes_on_device() and native.kernels()
 import sys; assert "torch" not in sys.modules; assert not native.without_gemm_library()'
 }
