@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """All microbenchmarks beside PyTorch, as one table per preset.
 
 Runs the programs of dev/hip in the build folder, then, where torch sees a GPU, times PyTorch eager and
@@ -101,8 +102,11 @@ def report(results: dict) -> str:
         copies = " or ".join(sorted({line["limit"]["by"] for line in lines}))
         head = f"## {preset}: {lines[0]['device']}, {results['torch']}, {provenance_text(results)}\n\n"
         if lines[0]["emulated"]:
-            head += "Emulated on the CPU: these times say nothing about a GPU.\n\n"
-        head += f"Limit: {limits[0]:.0f} to {limits[-1]:.0f} GB/s by {copies}, at each operation's bytes.\n\n"
+            head += "Emulated on the CPU: checked and not timed.\n\n"
+        else:
+            head += (
+                f"Limit: {limits[0]:.0f} to {limits[-1]:.0f} GB/s by {copies}, at each operation's bytes.\n\n"
+            )
         parts.append(
             head + markdown(HEAD, ["---"] * 3 + ["---:"] * 2 + ["---"] + ["---:"] * 5, map(row, lines))
         )

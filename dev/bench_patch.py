@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """llamac.patch beside the model as it was: a training step (loss, gradients) of transformers' Llama with
 random weights, or with --lora of PEFT's adapters on all its linear layers. The two take turns, step by step.
 Prints medians of their times and of the ratio of neighbouring steps, and peak memory.

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Final validation losses of the recipes of fp8 beside products in bf16: the tiny preset on the default text,
 some seeds of each, with BUILD/train_llama3. On a CPU with few steps, on a GPU with 2,000:
 

@@ -286,9 +286,13 @@ Result time_job(const Job& job, const Flags& flags, Checker& checker) {
         if (v.workspace && v.workspace(first) > device_properties().memory_bytes / 2) continue;
         for (size_t b = 0; b < blocks.size(); b++) {
             const double error = checker.error(v, blocks[b]);
-            const double ms = median_ms(stream.handle, static_cast<int>(operands.sets.size()), [&](int k) {
-                run(*c.op, operands.sets[static_cast<size_t>(k)], c.scalars, context, v.name, blocks[b]);
-            });
+            const auto time = [&] {
+                return median_ms(stream.handle, static_cast<int>(operands.sets.size()), [&](int k) {
+                    run(*c.op, operands.sets[static_cast<size_t>(k)], c.scalars, context, v.name, blocks[b]);
+                });
+            };
+            // How long the emulation takes says nothing about a device.
+            const double ms = device_properties().emulated ? not_a_number : time();
             result.timings.push_back({v.name, blocks[b], ms, error});
         }
     }
@@ -328,20 +332,30 @@ void print_table(const Json& results) {
     const auto text = [](const Json& j) { return j.get<std::string>(); };
     std::string shape;
     for (const auto& [letter, size] : results["shape"].items()) shape += " " + letter + "=" + size.dump();
-    std::printf("%s (%s)%s on %s; limit %.0f GB/s by %s\n", text(results["operation"]).c_str(),
-                text(results["dtype"]).c_str(), shape.c_str(), text(results["device"]).c_str(),
-                results["limit"]["gbps"].get<double>(), text(results["limit"]["by"]).c_str());
+    std::printf("%s (%s)%s on %s; ", text(results["operation"]).c_str(), text(results["dtype"]).c_str(),
+                shape.c_str(), text(results["device"]).c_str());
+    const auto block = [](const Json& run) { return run["block"].is_null() ? "own" : run["block"].dump(); };
+    if (results["emulated"]) {
+        std::printf("emulated, so checked and not timed\n  %-12s %6s %14s\n", "variant", "block",
+                    "error / bound");
+        for (const Json& r : results["runs"])
+            std::printf("  %-12s %6s %14.2f\n", text(r["variant"]).c_str(), block(r).c_str(),
+                        r["error"].get<double>());
+        return;
+    }
+    std::printf("limit %.0f GB/s by %s\n", results["limit"]["gbps"].get<double>(),
+                text(results["limit"]["by"]).c_str());
     std::printf("  %-12s %6s %11s %9s %9s %11s %14s\n", "variant", "block", "ms", "GB/s", "TFLOP/s",
                 "% of limit", "error / bound");
     for (const Json& r : results["runs"])
         std::printf("  %-12s %6s %11.4f %9.1f %9.3f %11.1f %14.2f\n", text(r["variant"]).c_str(),
-                    r["block"].is_null() ? "own" : r["block"].dump().c_str(), r["ms"].get<double>(),
-                    r["gbps"].get<double>(), r["tflops"].get<double>(), r["percent"].get<double>(),
-                    r["error"].get<double>());
+                    block(r).c_str(), r["ms"].get<double>(), r["gbps"].get<double>(),
+                    r["tflops"].get<double>(), r["percent"].get<double>(), r["error"].get<double>());
 }
 
 int run_all(const Flags& flags) {
     int failed = 0;
+    size_t ran = 0;
     for (Benchmark b : benchmarks) {
         if (flags.documents)
             std::erase_if(b.absent, [&](const char* name) {
@@ -351,7 +365,8 @@ int run_all(const Flags& flags) {
         for (const Job& job : jobs_of(b, flags)) {
             Checker checker(job);
             const Result result = time_job(job, flags, checker);
-            const Limit limit = copy_limit(result.bytes);
+            if (result.timings.empty() && !flags.variant.empty()) continue;
+            const Limit limit = device_properties().emulated ? Limit{} : copy_limit(result.bytes);
             const Json results = results_of(job, flags, result, limit, checker.failed == 0);
             if (flags.json)
                 std::printf("%s\n", results.dump().c_str());
@@ -359,8 +374,13 @@ int run_all(const Flags& flags) {
                 print_table(results);
             std::fflush(stdout);
             failed += checker.failed;
+            ran += result.timings.size();
         }
     }
+    if (ran == 0)
+        fail("expected a device's kernel that takes --variant ",
+             flags.variant.empty() ? "any" : flags.variant, ", --dtype ", flags.dtype,
+             " and these sizes, found none; train_llama3 --list-kernels shows all");
     return failed ? 1 : 0;
 }
 

@@ -147,14 +147,14 @@ def checkpoints_in(out: str | Path) -> list[Path]:
     return found
 
 
-def find_model(directory: str | Path) -> Path:
+def find_model(directory: str | os.PathLike) -> Path:
     """The directory itself or, of the output folder of a run, its newest complete checkpoint, as --resume
     auto takes it, but without its checksums. Raises InputError where all are damaged."""
     out = Path(directory)
     if not out.is_dir() or (out / "config.json").exists():
         return out
     found = [out / name for name in os.listdir(out) if step_of(name) is not None]
-    problems = []
+    problems: list[str] = []
     for path in sorted(found, key=lambda path: -step_of(path.name)):  # type: ignore[operator]
         checkpoint = check(path, sums=False)
         if not checkpoint.problem:

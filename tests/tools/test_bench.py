@@ -167,7 +167,8 @@ def test_presets_follow_the_device(fake, capsys):
     fake("b", [LINE | {"emulated": True}])
     assert bench.main(arguments) == 1
     assert calls(arguments)[3:] == ["b --json --preset tiny"] * 2
-    assert "times say nothing about a GPU" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Emulated on the CPU: checked and not timed." in said and "Limit:" not in said
 
 
 def test_operations_are_chosen_by_name_or_beginning(fake):
