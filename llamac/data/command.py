@@ -19,7 +19,7 @@ from typing import Any
 from llamac.base.errors import InputError
 from llamac.data import hub, prepare, recipes, stdlib, tokenizer
 from llamac.data.block import values
-from llamac.data.documents import Reading, blocks
+from llamac.data.documents import Reading, blocks, choose_field
 from llamac.data.inputs import KINDS, find
 from llamac.data.prepare import Run, Settings, Source
 from llamac.data.shards import PARTIAL, STATE
@@ -57,9 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--field",
-        default="text",
         metavar="F",
-        help="field or column of the text, in JSON lines and tables (text)",
+        help="field or column of the text, in JSON lines and tables (text, or the only one with text)",
     )
     add("--format", default="auto", choices=["auto", *KINDS], help="format, if file names do not show it")
     add(
@@ -146,7 +145,11 @@ def _sources(a: argparse.Namespace, reading: Reading) -> list[Source]:
             found.append(Source(label, [hub.describe(dataset, a.split)], reading))
             continue
         files, refused = find(target, a.out, a.format, a.split)
-        found.append(Source(name, files, reading, refused=refused))
+        rows = [file for file in files if file.kind != "text" and not file.once]
+        field = choose_field(rows, a.field) if rows else reading.field
+        if field != reading.field:
+            print(f"{name}: the text is the field {field!r}")
+        found.append(Source(name, files, replace(reading, field=field), refused=refused))
     if a.mix:
         return _mixed(found, a.mix)
     only = [file for source in found for file in source.files]
@@ -301,7 +304,7 @@ def main(arguments: list[str] | None = None) -> None:
     val_tokens = a.val_tokens
     if val_tokens is None:
         val_tokens = recipes.RECIPES[name].val_tokens if name and a.val_fraction is None else 0
-    reading = Reading(a.field, None, 0 if val_tokens else fraction, separator, cuttable)
+    reading = Reading(a.field or "text", None, 0 if val_tokens else fraction, separator, cuttable)
     sources = _sources(a, reading)
     settings = Settings(a.out, a.workers, a.shard_tokens, val_tokens, a.strict)
     print_ = prepare.fingerprint(settings, sources, encoder.hash if encoder else a.vocab_size)

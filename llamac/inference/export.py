@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from llamac.base.errors import InputError
+from llamac.base.folders import how_to_fetch
 from llamac.data import chat, tokenizer
 from llamac.data.bpe import GPT2_SPLIT, LLAMA3_SPLIT
 from llamac.data.tokenizer_json import QWEN2_SPLIT, JsonTokenizer, split_pattern
@@ -48,7 +49,8 @@ def write_gguf(directory: str | Path, path: str | Path, dtype: str = "auto") -> 
         raise InputError("export: expected the package gguf, found none: pip install gguf") from None
     folder, path = find_model(directory), Path(path)
     if not folder.is_dir():
-        raise InputError(f"{directory}: expected a directory with config.json and weights")
+        fetched = how_to_fetch(str(directory))
+        raise InputError(f"{directory}: expected a directory with config.json and weights{fetched}")
     config = hf.load_config_of_weights(folder)
     if config.sliding_window and config.sliding_window < config.max_position_embeddings:
         window = f"the window of {config.sliding_window} tokens: longer contexts are computed without it"

@@ -18,6 +18,7 @@ import numpy as np
 
 from llamac.base.errors import InputError
 from llamac.base.files import check_text, read_json
+from llamac.base.folders import how_to_fetch
 from llamac.base.native import native
 from llamac.data import chat, tokenizer
 from llamac.data.tokens import IGNORED
@@ -70,7 +71,8 @@ class TextModel:
     def __init__(self, directory: str | os.PathLike):
         self.directory = find_model(directory)
         if not self.directory.is_dir():
-            raise InputError(f"{directory}: expected a directory with config.json and weights")
+            fetched = how_to_fetch(str(directory))
+            raise InputError(f"{directory}: expected a directory with config.json and weights{fetched}")
         self.config = load_config(str(self.directory))
 
     @cached_property

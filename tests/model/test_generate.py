@@ -19,7 +19,7 @@ from llamac import Error
 from llamac.base import limited
 from llamac.base.errors import CONTROL, printable
 from llamac.base.tolerance import FORWARD, violation
-from llamac.data import chat
+from llamac.data import chat, tokenizer
 from llamac.inference import generate
 from llamac.inference.model import Inference, Sampling, TextStream
 from llamac.model.checkpoint import find_model
@@ -327,6 +327,9 @@ def test_files_of_prompts(tmp_path):
 def test_directories_that_are_refused(directory, tmp_path):
     with pytest.raises(Error, match="expected a directory"):
         Inference(tmp_path / "missing")
+    for load in (Inference, tokenizer.load):
+        with pytest.raises(Error, match="hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B"):
+            load("meta-llama/Llama-3.2-1B")
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((directory / name).read_bytes())
     model = Inference(tmp_path)

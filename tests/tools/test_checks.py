@@ -1,5 +1,5 @@
-"""No check passes without having checked. tests/check.h: programs list their checks, and run those whose names
-contain an argument."""
+"""A check that checks nothing fails. tests/check.h: check programs list their checks, and run those whose
+names contain an argument."""
 
 import json
 import re
