@@ -5,7 +5,7 @@
 # The README's first command with PLATFORM=amd builds the program, for these architectures or those that the build chooses. The
 # program starts with no variable set, built and installed, and has hipBLASLt, Gloo, and RCCL where ROCm has it. llamac._native
 # loads beside a stub of a ROCm PyTorch. Then checks and tests that need no device, and the gate of registers, for gfx942. Each
-# step's seconds of CPU are printed. Beside what the set-up installs: python3-dev, binutils, libgloo-dev.
+# step's seconds of CPU are printed. Beside what the set-up installs: binutils, libgloo-dev.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/amd python=.venv/bin/python

@@ -1,6 +1,7 @@
 """An installed program that was moved since: presets, run configurations, and who draws its plot. The package
 without torch."""
 
+import json
 import os
 import subprocess
 import sys
@@ -111,23 +112,26 @@ def test_the_plot_is_drawn(said, tmp_path):
 ALONE = f"import sys; sys.path[:0] = {[str(ROOT), sysconfig.get_path('purelib')]!r}; "
 
 
-def run_alone(program: str, *arguments: object) -> str:
+def run_alone(program: str, *arguments: object, code: int = 0) -> str:
     command = [sys.executable, "-S", "-c", ALONE + program, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("first, second", [("torch", "llamac.base.native"), ("llamac.base.native", "torch")])
 def test_torch_and_the_module_of_the_program(first, second):
-    """In both orders, both compute."""
-    found = run_alone(
-        f"import {first}, {second}, torch; from llamac.base.native import facts, native; "
-        "print(native.__file__, facts['torch'] or 'alone'); "
-        "print(native.learning_rate(1, 1.0, 0.1, 2, 9, 'cosine'), float(torch.ones(2) @ torch.ones(2)))"
-    ).split()
-    assert Path(found[0]).parent == ROOT / "llamac"
-    assert found[1:] == ["alone", "0.5", "2.0"]
+    """In both orders, both compute; one with a GPU runtime of its own is refused."""
+    program = f"import {first}, {second}, torch; from llamac.base.native import facts, native; "
+    program += (
+        "rate = native.learning_rate(1, 1.0, 0.1, 2, 9, 'cosine'); product = torch.ones(2) @ torch.ones(2); "
+    )
+    program += "print(native.__file__, facts['torch'] or 'alone', rate, product.item())"
+    if json.loads((ROOT / "llamac/_native.json").read_text())["kernels"] != "cpu":
+        assert "call `make native`" in run_alone(program, code=1)
+        return
+    path, *found = run_alone(program).split()
+    assert Path(path).parent == ROOT / "llamac" and found == ["alone", "0.5", "2.0"]
 
 
 @pytest.mark.parametrize(
