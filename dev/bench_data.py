@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Tokenizing JSON lines: `llamac data` with two workers and with one, beside `datasets.map`
 (batched, 1,000 rows per batch, two processes), with the same tokenizer of 128,000 tokens, which is trained on
 the text.

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Training beside other programs on this machine's device, with the same model, batch and precision:
 
 llamac   BUILD/train_llama3

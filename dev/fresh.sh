@@ -35,5 +35,7 @@ for heading in Train Test; do
         fi
     fi
     step "$line" inside "cd ~/llamac && $line"
+    [ $heading != Train ] || step "without PyTorch" inside "cd ~/llamac && . .venv/bin/activate && cd / && llamac doctor &&
+        llamac generate ~/llamac/out && llamac report ~/llamac/out && llamac export gguf ~/llamac/out /tmp/model.gguf"
 done
 tail -n 3 "$root.log"

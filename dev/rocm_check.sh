@@ -5,7 +5,7 @@
 # The README's first command with PLATFORM=amd builds the program, for these architectures or those that the build chooses. The
 # program starts with no variable set, built and installed, and has hipBLASLt, Gloo, and RCCL where ROCm has it. llamac._native
 # loads beside a stub of a ROCm PyTorch. Then checks and tests that need no device, and the gate of registers, for gfx942. Each
-# step's seconds of CPU are printed. Beside what the set-up installs: python3-dev, binutils, libgloo-dev.
+# step's seconds of CPU are printed. Beside what the set-up installs: binutils, libgloo-dev.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/amd python=.venv/bin/python
@@ -48,7 +48,8 @@ native_beside_torch() {
     cmake -S . -B build/python -DLLAMAC_PYTHON=ON -DBUILD_TESTING=OFF -DPython_EXECUTABLE="$PWD/$python" \
         -Dpybind11_DIR="$($python -m pybind11 --cmakedir)" -DCMAKE_HIP_ARCHITECTURES="${architectures// /;}"
     cmake --build build/python --target _native
-    cp build/python/csrc/python/_native*.so build/python/csrc/python/_C.json llamac/
+    rm llamac/_native.*    # the program's
+    cp build/python/csrc/python/_native.* llamac/
     $python -c 'from llamac.base.native import native; assert native.computes_on_device() and native.kernels()
 import sys; assert "torch" not in sys.modules; assert not native.without_gemm_library()'
 }

@@ -65,12 +65,10 @@ install_system_packages() {
     need ninja-build command -v ninja
     need "$name" command -v "$python"
     need "$name-venv" "$python" -c 'import ensurepip, venv'
-    if [ "$kind" = test ]; then
-        if runs "$venv" -c ""; then
-            need "$name-dev" has_python_header "$venv"
-        else
-            need "$name-dev" has_python_header "$python"
-        fi
+    if runs "$venv" -c ""; then
+        need "$name-dev" has_python_header "$venv"
+    else
+        need "$name-dev" has_python_header "$python"
     fi
     need libcli11-dev has_header CLI/CLI.hpp
     need nlohmann-json3-dev has_header nlohmann/json.hpp
@@ -164,6 +162,8 @@ install_python_packages() {
     if ! is_done run; then
         pip_install 'pip>=25.1'
         pip_install --group run
+        # The command llamac; what it imports is the checkout's. `make native` installs it with the compiled modules.
+        [ -e .venv/bin/llamac ] || pip_install --no-build-isolation --no-deps --config-settings wheel.cmake=false -e .
         stamp run >.venv/run
     fi
     [ "$platform" != amd ] || has_cmake_for_rocm || install_cmake

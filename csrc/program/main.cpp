@@ -364,6 +364,21 @@ std::FILE* console_of(const Ranks& ranks) {
     return ranks.is_first() ? stdout : std::fopen("/dev/null", "w");
 }
 
+// One word of a shell's command.
+std::string shell_word(std::string text) {
+    const char* const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@%";
+    if (text.find_first_not_of(plain) == std::string::npos) return text;
+    for (size_t at = 0; (at = text.find('\'', at)) != std::string::npos; at += 4)
+        text.replace(at, 1, "'\\''");
+    return "'" + text + "'";
+}
+
+// What one may call after a run with a checkpoint in `out`.
+std::string next_commands(const std::string& out, bool has_tokenizer) {
+    const std::string word = shell_word(out);
+    return (has_tokenizer ? "llamac generate " + word + "\n" : "") + "llamac report " + word;
+}
+
 int run_training(const Options& options, const Ranks& ranks) {
     std::optional<OutputFolder> folder;
     ranks.together("output folder", [&] { folder.emplace(options.out, ranks.is_first()); });
@@ -409,6 +424,8 @@ int run_training(const Options& options, const Ranks& ranks) {
         log.print((signal ? std::string("interrupted by ") + signal_name(signal) : "done") + ": " +
                   (saved.empty() ? "no model" : "model " + saved) + ", log " + options.out + "/log.jsonl, " +
                   plot);
+        if (!signal && parent_of(saved) == options.out)
+            log.print(next_commands(options.out, t.data.tokenizer.has_value()));
     }
     return signal ? exit_code_of(signal) : 0;
 }

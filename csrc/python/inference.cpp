@@ -61,7 +61,7 @@ py::array_t<float> next_logits_of(LockedInference& of, const std::vector<int32_t
 }
 
 // tokens, targets: [B,T]. (losses [B,T], whether each target is the likeliest [B,T], or None).
-py::tuple score(LockedInference& of, const Ids& tokens, const Ids& targets, bool wants_likeliest) {
+py::tuple score_rows(LockedInference& of, const Ids& tokens, const Ids& targets, bool wants_likeliest) {
     const int64_t B = tokens.shape(0), T = tokens.shape(1);
     const ModelOptions& options = of.model.options;
     if (targets.ndim() != 2 || targets.shape(0) != B || targets.shape(1) != T || T > options.seq_len ||
@@ -90,7 +90,7 @@ void define_inference(py::module_& m) {
         .def_property_readonly("warnings", [](const LockedInference& of) { return of.warnings; })
         .def("generate", &generate_for_python)
         .def("next_logits", &next_logits_of)
-        .def("score", &score);
+        .def("score", &score_rows);
 }
 
 }  // namespace llamac

@@ -283,9 +283,13 @@ Result time_job(const Job& job, const Flags& flags, Checker& checker) {
         if (v.workspace && v.workspace(first) > device_properties().memory_bytes / 2) continue;
         for (size_t b = 0; b < blocks.size(); b++) {
             const double error = checker.error(v, blocks[b]);
-            const double ms = median_ms(stream.handle, static_cast<int>(operands.sets.size()), [&](int k) {
-                run(*c.op, operands.sets[static_cast<size_t>(k)], c.scalars, context, v.name, blocks[b]);
-            });
+            const auto time = [&] {
+                return median_ms(stream.handle, static_cast<int>(operands.sets.size()), [&](int k) {
+                    run(*c.op, operands.sets[static_cast<size_t>(k)], c.scalars, context, v.name, blocks[b]);
+                });
+            };
+            // How long the emulation takes says nothing about a device.
+            const double ms = device_properties().emulated ? not_a_number : time();
             result.timings.push_back({v.name, blocks[b], ms, error});
         }
     }
@@ -297,19 +301,29 @@ void print_table(const Job& job, const Result& result, const Limit& limit) {
     std::string shape;
     for (size_t d = 0; d < c.size.size(); d++)
         shape += " " + c.op->dimensions[d].name + "=" + std::to_string(c.size[d]);
-    std::printf("%s (%s)%s on %s; limit %.0f GB/s by %s\n", c.op->name.c_str(), job.label.c_str(),
-                shape.c_str(), device_properties().name, limit.gbps, limit.by);
-    std::printf("  %-12s %6s %11s %9s %9s %11s %14s\n", "variant", "block", "ms", "GB/s", "TFLOP/s",
-                "% of limit", "error / bound");
-    for (const Timing& t : result.timings)
-        std::printf("  %-12s %6s %11.4f %9.1f %9.3f %11.1f %14.2f\n", t.variant.c_str(),
-                    t.threads ? std::to_string(t.threads).c_str() : "own", t.ms, 1e-6 * result.bytes / t.ms,
-                    1e-9 * result.flops / t.ms, 1e-4 * result.bytes / t.ms / limit.gbps, t.error);
+    std::printf("%s (%s)%s on %s; ", c.op->name.c_str(), job.label.c_str(), shape.c_str(),
+                device_properties().name);
+    const auto block = [](const Timing& t) { return t.threads ? std::to_string(t.threads) : "own"; };
+    if (device_properties().emulated) {
+        std::printf("emulated, so checked and not timed\n  %-12s %6s %14s\n", "variant", "block",
+                    "error / bound");
+        for (const Timing& t : result.timings)
+            std::printf("  %-12s %6s %14.2f\n", t.variant.c_str(), block(t).c_str(), t.error);
+    } else {
+        std::printf("limit %.0f GB/s by %s\n", limit.gbps, limit.by);
+        std::printf("  %-12s %6s %11s %9s %9s %11s %14s\n", "variant", "block", "ms", "GB/s", "TFLOP/s",
+                    "% of limit", "error / bound");
+        for (const Timing& t : result.timings)
+            std::printf("  %-12s %6s %11.4f %9.1f %9.3f %11.1f %14.2f\n", t.variant.c_str(), block(t).c_str(),
+                        t.ms, 1e-6 * result.bytes / t.ms, 1e-9 * result.flops / t.ms,
+                        1e-4 * result.bytes / t.ms / limit.gbps, t.error);
+    }
     std::fflush(stdout);
 }
 
 int run_all(const Flags& flags) {
     int failed = 0;
+    size_t ran = 0;
     for (Benchmark b : benchmarks) {
         if (flags.documents)
             std::erase_if(b.absent, [&](const char* name) {
@@ -319,10 +333,16 @@ int run_all(const Flags& flags) {
         for (const Job& job : jobs_of(b, flags)) {
             Checker checker(job);
             const Result result = time_job(job, flags, checker);
-            print_table(job, result, copy_limit(result.bytes));
+            if (result.timings.empty() && !flags.variant.empty()) continue;
+            print_table(job, result, device_properties().emulated ? Limit{} : copy_limit(result.bytes));
             failed += checker.failed;
+            ran += result.timings.size();
         }
     }
+    if (ran == 0)
+        fail("expected a device's kernel that takes --variant ",
+             flags.variant.empty() ? "any" : flags.variant, ", --dtype ", flags.dtype,
+             " and these sizes, found none; train_llama3 --list-kernels shows all");
     return failed ? 1 : 0;
 }
 

@@ -25,8 +25,8 @@ extern const std::vector<Benchmark> benchmarks;
 
 // ---- benchmark_time.hip
 struct Limit {
-    double gbps;     // read and written
-    const char* by;  // the faster: "memcpy" or "our copy"
+    double gbps = 0;      // read and written
+    const char* by = "";  // the faster: "memcpy" or "our copy"
 };
 // The best copy of this device: `bytes` read and written, in memory that no cache holds.
 Limit copy_limit(double bytes);

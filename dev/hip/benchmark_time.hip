@@ -40,8 +40,7 @@ double median_ms(hipStream_t stream, int sets, const std::function<void(int)>& w
     work(0);  // what is made once is made now
     CHECK(hipStreamSynchronize(stream));
     const double first = elapsed_ms(stream, [&] { work(sets > 1 ? 1 : 0); });
-    // How long the emulation takes tells nothing of a device.
-    if (first > budget_ms / 4 || device_properties().emulated) return first;
+    if (first > budget_ms / 4) return first;
     // A graph starts in a microsecond; short calls are repeated until that is a small part.
     const int turns = std::clamp(static_cast<int>(2.0 / (first * sets)), 1, 16);
     Graph graph(stream, [&] {
@@ -64,7 +63,7 @@ Limit copy_limit(double bytes) {
     const DeviceProperties& d = device_properties();
     const int64_t half = static_cast<int64_t>(bytes / 2) / 16 * 16;
     const int64_t wanted = 4 * d.cache_bytes / std::max<int64_t>(half, 1) / 2 + 1;
-    const int sets = d.emulated ? 2 : std::max(2, static_cast<int>(wanted));
+    const int sets = std::max(2, static_cast<int>(wanted));
     const DeviceMemory from(half * sets), to(half * sets);
     CHECK(hipMemset(from.data, 0x3c, static_cast<size_t>(from.bytes)));
     const Stream stream;

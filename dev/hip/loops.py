@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The loop of each matrix-core kernel in gfx942's disassembly, as a Markdown table or with --json as one JSON
 object: instructions of a wave in one step, and the cycles that they take on paper.
 

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What the AMD compiler makes of every kernel in csrc/ops: registers, LDS, scratch, spills, waves a SIMD, and
 counts of its matrix, memory, barrier and atomic instructions. No GPU is needed.
 

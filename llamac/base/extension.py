@@ -27,7 +27,7 @@ def built(extension: Path) -> dict:
     """What it was built for: {"torch": version, "platform": torch's, "kernels": the platform they are for,
     "without_gpu": why that is the CPU beside a torch for GPUs, and what to do; "architectures": CMake's names
     of them}. Raises ImportError where it does not say."""
-    record = extension.with_name("_C.json")
+    record = extension.with_name("_native.json")
     try:
         facts = read_json(record, dict.fromkeys(("torch", "platform", "kernels", "without_gpu"), str))
     except (OSError, ValueError) as error:

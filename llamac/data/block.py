@@ -50,6 +50,17 @@ def json_values(block: Block) -> Iterator[tuple[int, Any, str]]:
             yield number, None, "broken JSON"
 
 
+def field_names(block: Block) -> list[str]:
+    """The fields of its rows; of JSON lines, in the order in which they are met."""
+    if block.kind == "arrow":
+        import pyarrow
+
+        return pyarrow.ipc.open_stream(block.content).schema.names
+    return list(
+        dict.fromkeys(key for _, row, _ in json_values(block) if isinstance(row, dict) for key in row)
+    )
+
+
 def _table_values(block: Block, name: str | None) -> Iterator[tuple[int, Any, str]]:
     import pyarrow
 

@@ -20,7 +20,7 @@ from llamac.base.arguments import Parser, check_least
 from llamac.base.errors import InputError
 from llamac.data import hub, prepare, recipes, tokenizer
 from llamac.data.block import values
-from llamac.data.documents import Reading, blocks
+from llamac.data.documents import Reading, blocks, choose_field
 from llamac.data.inputs import KINDS, find
 from llamac.data.prepare import Run, Settings, Source
 from llamac.data.shards import PARTIAL, STATE
@@ -41,7 +41,8 @@ def _parser() -> Parser:
     add("--dataset", metavar="NAME[:CONFIG]", help="the same as the input hub:NAME[:CONFIG] (needs datasets)")
     add("--split", default="train", metavar="S", help="split of --dataset or of a folder of several (train)")
     add("--local", metavar="PATH", help="local copy of the named data set's files, instead of a download")
-    add("--field", default="text", metavar="F", help="field or column of the text in lines and tables (text)")
+    which = "field or column of the text, in JSON lines and tables (text, or the only one with text)"
+    add("--field", metavar="F", help=which)
     add("--format", default="auto", choices=["auto", *KINDS], help="format, if file names do not show it")
     what = r"string between documents of a text file, \n: line end (default: a file is one document)"
     add("--separator", metavar="S", help=what)
@@ -97,7 +98,11 @@ def _sources(a: argparse.Namespace, reading: Reading) -> list[Source]:
             found.append(Source(label, [hub.describe(dataset, a.split)], reading))
             continue
         files, refused = find(target, a.out, a.format, a.split)
-        found.append(Source(name, files, reading, refused=refused))
+        rows = [file for file in files if file.kind != "text" and not file.once]
+        field = choose_field(rows, a.field) if rows else reading.field
+        if field != reading.field:
+            print(f"{name}: the text is the field {field!r}")
+        found.append(Source(name, files, replace(reading, field=field), refused=refused))
     if a.mix:
         return _mixed(found, a.mix)
     only = [file for source in found for file in source.files]
@@ -251,7 +256,7 @@ def main(arguments: list[str] | None = None) -> None:
     val_tokens = a.val_tokens
     if val_tokens is None:
         val_tokens = recipes.RECIPES[name].val_tokens if name and a.val_fraction is None else 0
-    reading = Reading(a.field, None, 0 if val_tokens else fraction, separator, cuttable)
+    reading = Reading(a.field or "text", None, 0 if val_tokens else fraction, separator, cuttable)
     sources = _sources(a, reading)
     settings = Settings(a.out, a.workers, a.shard_tokens, val_tokens, a.strict)
     print_ = prepare.fingerprint(settings, sources, encoder.hash if encoder else a.vocab_size)

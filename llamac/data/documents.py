@@ -17,7 +17,7 @@ import xxhash
 from llamac.base.errors import InputError, requires
 from llamac.base.files import flaw
 from llamac.data import hub
-from llamac.data.block import Block, Piece, values
+from llamac.data.block import Block, Piece, field_names, values
 from llamac.data.inputs import InputFile, Stream, open_seekable
 
 BLOCK_BYTES = 1 << 20
@@ -106,6 +106,28 @@ def _batches_of(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[lis
 
 def _size(text: Any) -> int:
     return len(text) if isinstance(text, str) else 1
+
+
+def choose_field(files: list[InputFile], name: str | None) -> str:
+    """The field of the text in files of rows, by their first blocks: `name`; None: "text" or, where no file
+    has it, the only one with text. Raises InputError where there is none."""
+    wanted = name or "text"
+    found: dict[str, bool] = {}  # whether there is text in it
+    for file in files:
+        for block in islice(blocks([file], Reading(None), [0]), 1):
+            names = field_names(block)
+            if wanted in names:
+                return wanted
+            rows = [row for _, row, _ in values(block, None) if isinstance(row, dict)]
+            for each in names:
+                found[each] = found.get(each, False) or any(isinstance(row.get(each), str) for row in rows)
+    texts = [each for each, is_text in found.items() if is_text]
+    if name is None and len(texts) == 1:
+        return texts[0]
+    if found:
+        some = ", ".join(list(found)[:20])
+        raise InputError(f"{files[0].path}: expected a field {wanted}, found {some}: name it by --field")
+    return wanted
 
 
 # JSON lines

@@ -18,6 +18,7 @@ import xxhash
 
 from llamac.base.errors import InputError
 from llamac.base.files import read_bytes, write_whole
+from llamac.base.folders import how_to_fetch
 from llamac.data import tokenizer_json, vocabulary
 from llamac.data.bpe import GPT2_SPLIT, LLAMA3_SPLIT, byte_letters, encode_fast, rank_file, rank_hash
 from llamac.data.tokens import Shard
@@ -168,6 +169,8 @@ def load(path: str | Path) -> Any:
     path = Path(path)
     if path.is_dir():
         path = _in_directory(path)
+    elif not path.exists():
+        raise InputError(f"{path}: cannot open: No such file or directory{how_to_fetch(str(path))}")
     content = read_bytes(path)
     if path.suffix == ".json":
         return tokenizer_json.load(path)
@@ -283,7 +286,8 @@ def train(texts: Iterable[str], n_ranks: int) -> dict[bytes, int]:
     letters = byte_letters()
     vocabulary = train_bpe(texts, n_ranks).get_vocab()
     if len(vocabulary) != n_ranks:
-        raise InputError(f"tokenizer: expected text that gives {n_ranks} tokens, found {len(vocabulary)}")
+        found = f"found {len(vocabulary)}: use more text, or a smaller --vocab-size"
+        raise InputError(f"tokenizer: expected text that gives {n_ranks} tokens, {found}")
     return {bytes(letters[letter] for letter in token): rank for token, rank in vocabulary.items()}
 
 

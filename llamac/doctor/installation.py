@@ -235,7 +235,11 @@ def check_registry() -> Line:
     if without := native.without_gemm_library():
         advice = f"install the library's development package, then {REINSTALL}"
         return failed("llamac._native", without, "the vendor's library", advice)
-    return Line("llamac._native", "loads" + (f", operations for {level}" if level else ""))
+    from llamac.base.native import facts
+
+    beside = f"beside PyTorch {facts['torch']}" if facts["torch"] else "without PyTorch"
+    found = f"built {beside}, for {facts['kernels']}" + (f", operations for {level}" if level else "")
+    return Line("llamac._native", found)
 
 
 def count_gpus(platform: str, root: Path = Path("/")) -> int:

@@ -1,10 +1,11 @@
 """`llamac eval DIR --tasks hellaswag,mmlu,arc,piqa,winogrande --data FOLDER` evaluates a model.
 
-DIR is a checkpoint, or any Hugging Face directory of a Llama with its tokenizer. --tasks are multiple-choice
-questions with the wording and scoring of lm-eval. FOLDER contains the original files of the data sets
-(NAME.jsonl, NAME.parquet, or a folder NAME of them); without --data they come from the hub. --text and
---shards compute bits per byte and perplexity. --prepare FOLDER writes the tasks' questions as token ids, for
---eval-tasks of a training run. docs/guides/evaluate.md has examples.
+DIR is a checkpoint, a run's output folder (its newest checkpoint), or any Hugging Face directory of a Llama
+with its tokenizer. --tasks are multiple-choice questions with the wording and scoring of lm-eval. FOLDER
+contains the original files of the data sets (NAME.jsonl, NAME.parquet, or a folder NAME of them); without
+--data they come from the hub. --text and --shards compute bits per byte and perplexity. --prepare FOLDER
+writes the tasks' questions as token ids, for --eval-tasks of a training run. docs/guides/evaluate.md has
+examples.
 """
 
 import argparse

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from llamac.base.errors import InputError
 from llamac.data import tokenizer
 from llamac.data.tokens import IGNORED
 from llamac.inference.model import Inference, encode, load_tokenizer
+from llamac.model.checkpoint import find_model
 from llamac.model.config import load_config
 
 BATCH_TOKENS = 4096  # of a pass, padding included
@@ -32,9 +32,9 @@ class PairEncoder:
     """Texts to ids, as lm-eval makes them. directory: of a model; or a tokenizer's file, without a model."""
 
     def __init__(self, directory: str | os.PathLike):
-        self.directory = Path(directory)
+        self.directory = find_model(directory)
         is_model = (self.directory / "config.json").exists()
-        self.config = load_config(str(directory)) if is_model else None
+        self.config = load_config(str(self.directory)) if is_model else None
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -83,12 +83,12 @@ class Scorer(PairEncoder):
     ):
         if batch_tokens < 1:
             raise InputError(f"batch_tokens: expected a number from 1 on, found {batch_tokens}")
-        longest = load_config(str(directory)).max_position_embeddings
         super().__init__(directory)
+        longest = load_config(str(self.directory)).max_position_embeddings
         self.context = context or min(longest, batch_tokens)
         self.batch_tokens, self.likeliest = max(batch_tokens, self.context), likeliest
         self.model = Inference(
-            directory, dtype, self.context, batch_tokens=self.batch_tokens, kernels=kernels
+            self.directory, dtype, self.context, batch_tokens=self.batch_tokens, kernels=kernels
         )
 
     @cached_property

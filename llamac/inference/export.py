@@ -1,7 +1,7 @@
 """`llamac export gguf DIR FILE.gguf` writes a model for llama.cpp; `llamac export hf DIR OUT`: export_hf.py.
 
-DIR is a checkpoint, or any Hugging Face directory of a Llama, with its tokenizer: byte-level BPE, or
-sentencepiece's BPE, as Llama 2 has it. Needs the packages gguf and torch.
+DIR is a checkpoint, a run's output folder with one, or any Hugging Face directory of a Llama, with its
+tokenizer: byte-level BPE, or sentencepiece's BPE, as Llama 2 has it. Needs the package gguf.
 """
 
 import argparse
@@ -16,10 +16,13 @@ import numpy as np
 
 from llamac.base.arguments import Parser
 from llamac.base.errors import InputError, requires
+from llamac.base.folders import how_to_fetch
 from llamac.data import chat, tokenizer
 from llamac.data.bpe import GPT2_SPLIT, LLAMA3_SPLIT
 from llamac.data.tokenizer_json import QWEN2_SPLIT, JsonTokenizer, split_pattern
 from llamac.inference.export_hf import write_hf
+from llamac.model import hf
+from llamac.model.checkpoint import find_model
 from llamac.model.config import Config, RopeScaling, rope_frequencies, yarn_attention
 
 # llama.cpp's names of the patterns by which texts are split.
@@ -43,12 +46,11 @@ def write_gguf(directory: str | Path, path: str | Path, dtype: str = "auto") -> 
     """Write the model of a directory, renamed into place when whole. dtype: of matrices, f32, f16 or bf16;
     auto: the files'. Vectors are f32, as llama.cpp wants them. Raises InputError."""
     gguf = requires("gguf", "llamac export")
-    folder, path = Path(directory), Path(path)
+    folder, path = find_model(directory), Path(path)
     if not folder.is_dir():
-        raise InputError(f"{directory}: expected a directory with config.json and weights")
-    from llamac.model import hf  # which needs torch
-
-    config = hf.load_config_of_weights(directory)
+        fetched = how_to_fetch(str(directory))
+        raise InputError(f"{directory}: expected a directory with config.json and weights{fetched}")
+    config = hf.load_config_of_weights(folder)
     if config.sliding_window and config.sliding_window < config.max_position_embeddings:
         window = f"the window of {config.sliding_window} tokens: longer contexts are computed without it"
         warnings.warn(f"{directory}: llama.cpp's architecture llama does not read {window}", stacklevel=2)
@@ -182,25 +184,19 @@ def _exported(own: Any) -> JsonTokenizer:
 
 def _add_tensors(writer: Any, types: Any, c: Config, folder: Path, dtype: str) -> set:
     import gguf
-    import torch
-
-    from llamac.model import hf
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c.num_hidden_layers)
-    narrow_types = {torch.bfloat16: types.BF16, torch.float16: types.F16}
-    given, kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}, set()
+    narrow, kinds = {"bf16": types.BF16, "f16": types.F16}, set()
     heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}
-    for name, weight in hf.read_weights(folder, dict(c.parameters())):
-        wanted = given.get(dtype, weight.dtype)
-        kind = narrow_types.get(wanted, types.F32) if weight.dim() == 2 else types.F32
-        values = weight.to(wanted if kind != types.F32 else torch.float32).contiguous()
-        # Numpy has no bf16: its bits pass as they are.
-        array = (values.view(torch.int16) if kind == types.BF16 else values).numpy()
+    for name, row, values in hf.read_arrays(folder, dict(c.parameters())):
+        wanted = row.name if dtype == "auto" else dtype
+        kind = narrow.get(wanted, types.F32) if values.ndim == 2 else types.F32
         role = name.split(".")[-2]
         if role in heads:
-            array = interleaved(array, heads[role])
+            values = interleaved(values, heads[role])
         kinds.add(kind)
-        array = array.view(np.uint8) if kind == types.BF16 else array
+        with np.errstate(over="ignore"):  # infinite, as in PyTorch
+            array = gguf.quants.quantize(values, kind)
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), array, raw_dtype=kind)
     if c.rope_scaling is not None and c.rope_scaling.rope_type == "llama3":
         writer.add_tensor("rope_freqs.weight", rope_factors(c, c.rope_scaling), raw_dtype=types.F32)

@@ -93,7 +93,7 @@ To add before publishing: the license, the training data and its license, intend
 def write_hf(directory: str | Path, out: str | Path) -> None:
     """Copy config, weights and tokenizer of a checkpoint or another Hugging Face directory into a new folder,
     and write README.md; the folder gets its name when it is whole. Raises InputError."""
-    folder, out = Path(directory), Path(out)
+    folder, out = checkpoint.find_model(directory), Path(out)
     if not folder.is_dir():
         raise InputError(f"{directory}: expected a directory with config.json and weights")
     if out.exists():

@@ -1,20 +1,24 @@
-"""`llamac generate DIR --prompt TEXT` generates text with a model.
+"""`llamac generate DIR --prompt TEXT` generates text with a model; `llamac chat DIR` talks to it.
 
-DIR is a checkpoint, or any Hugging Face directory of a Llama with its tokenizer. The answer is printed while
-it is generated. --chat uses the directory's chat template: once with --prompt, otherwise line by line from
-the terminal. --prompts FILE answers many prompts and prints JSON lines. docs/guides/generate.md has examples.
+DIR is a checkpoint, a run's output folder (its newest checkpoint), or any Hugging Face directory of a Llama
+with its tokenizer. Without a prompt, the model begins a document. The text is printed while it is generated.
+--chat uses the directory's chat template: once with --prompt, otherwise line by line from the terminal, as
+`llamac chat` does. --prompts FILE answers many prompts and prints JSON lines. docs/guides/generate.md has
+examples.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from llamac.base.arguments import Parser, check_least
 from llamac.base.errors import CONTROL, InputError, printable
 from llamac.base.files import parse_json, read_bytes
+from llamac.data import chat
 from llamac.inference.model import Inference, Sampling, TextModel, TextStream, add_flags
 
 Messages = list[dict[str, Any]]
@@ -23,9 +27,9 @@ TALK_TOKENS = 8192  # of a conversation, without --context
 
 
 def _parser() -> Parser:
-    parser = Parser("generate", __doc__)
+    parser = Parser(Path(sys.argv[0]).name.split()[-1], __doc__)
     add = parser.add_argument
-    add("directory", metavar="DIR", help="config.json, weights, tokenizer")
+    add("directory", metavar="DIR", help="config.json, weights, tokenizer; or a run's output folder")
     which = parser.add_mutually_exclusive_group().add_argument
     which("--prompt", metavar="TEXT", help="text that the model continues")
     which("--prompt-ids", metavar="LIST", help="the prompt as token ids, separated by commas")
@@ -127,7 +131,7 @@ class Session:
     def load(self, sequences: int = 1, needed: int | None = None) -> Inference:
         """The model, with memory for --context, or for the tokens that are needed."""
         args, context = self.args, self.args.context or needed or self.context
-        return Inference(args.directory, args.dtype, context, sequences, kernels=args.kernel)
+        return Inference(self.text.directory, args.dtype, context, sequences, kernels=args.kernel)
 
     def stream(self, model: Inference, ids: list[int], count: int, out: TextIO) -> str:
         """Prints the answer as it is made; returns it. The token that ended it is not part of its text."""
@@ -180,10 +184,25 @@ def answer_file(session: Session, prompts: dict[str, str | Messages], out: TextI
             print(CONTROL.sub(lambda m: f"\\u{ord(m[0]):04x}", line), file=out, flush=True)
 
 
+def read_lines() -> Iterator[str]:
+    """The lines of standard input; a terminal shows what to do, and a prompt sign."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    with suppress(ImportError):
+        import readline  # noqa: F401  # input() then edits the line
+    print("Type a message and press Enter; Ctrl-D ends the conversation.")
+    with suppress(EOFError):
+        while True:
+            yield input("> ")
+    print()
+
+
 def talk(session: Session, lines: Iterable[str], out: TextIO) -> None:
     """A conversation: each line a message of the user's. Raises InputError once it is longer than the
     context; an answer before that may be cut off there."""
     messages: Messages = []
+    chat.load(session.text.directory)  # without a template, it ends here
     session.context = session.args.context or min(session.context, TALK_TOKENS)
     model = session.load()
     for line in lines:
@@ -203,20 +222,21 @@ def talk(session: Session, lines: Iterable[str], out: TextIO) -> None:
         out.write("\n")
 
 
-def main() -> None:
+def main(is_chat: bool = False) -> None:
     args = _parser().parse_args()
+    args.chat |= is_chat
     check_least(args, batch=1, tokens=1, context=1)
     if args.system is not None and not args.chat:
         raise InputError("--system: expected it with --chat")
     single = args.prompt if args.prompt_ids is None else _ids(args.prompt_ids, "--prompt-ids")
     if single is None and args.prompts is None and not args.chat:
-        raise InputError("prompt: expected --prompt, --prompt-ids, --prompts or --chat, found none of them")
+        single = ""
     prompts = read_prompts(args.prompts) if args.prompts else {}
     session = Session(args)
     if prompts:
         answer_file(session, prompts, sys.stdout)
     elif single is None:
         sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # encode() refuses it
-        talk(session, sys.stdin, sys.stdout)
+        talk(session, read_lines(), sys.stdout)
     else:
         answer(session, "--prompt" if isinstance(single, str) else "--prompt-ids", single, sys.stdout)

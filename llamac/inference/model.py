@@ -18,9 +18,11 @@ import numpy as np
 from llamac.base.arguments import Parser
 from llamac.base.errors import InputError
 from llamac.base.files import check_text, read_json
+from llamac.base.folders import how_to_fetch
 from llamac.base.native import native
 from llamac.data import chat, tokenizer
 from llamac.data.tokens import IGNORED, as_ids
+from llamac.model.checkpoint import find_model
 from llamac.model.config import load_config
 
 PART, DEVICE_PART = 512, 4096  # tokens of a prompt that a pass reads at most, on the host and on a GPU
@@ -58,13 +60,15 @@ class Sampling:
 
 
 class TextModel:
-    """The tokenizer, end tokens and chat template of a model's directory. Raises Error for bad input."""
+    """The tokenizer, end tokens and chat template of a model's directory, or of the newest checkpoint of a
+    run's output folder. Raises Error for bad input."""
 
     def __init__(self, directory: str | os.PathLike):
-        self.directory = Path(directory)
+        self.directory = find_model(directory)
         if not self.directory.is_dir():
-            raise InputError(f"{directory}: expected a directory with config.json and weights")
-        self.config = load_config(str(directory))
+            fetched = how_to_fetch(str(directory))
+            raise InputError(f"{directory}: expected a directory with config.json and weights{fetched}")
+        self.config = load_config(str(self.directory))
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -109,7 +113,8 @@ class TextModel:
 
 
 class Inference(TextModel):
-    """The model of a directory: a checkpoint, or any Hugging Face directory of a Llama.
+    """The model of a directory: a checkpoint, the newest one of a run's output folder, or any Hugging Face
+    directory of a Llama.
 
     dtype: of weights and activations, f32 or bf16; auto is config.json's. context: tokens of a sequence at
     most, prompt and answer (None: the model's longest). sequences: generated at a time; each
@@ -132,7 +137,8 @@ class Inference(TextModel):
         if dtype == "auto":
             dtype, stored = _dtype(self.directory)
             if stored == "float16":
-                said.append(f"{directory}: weights of float16 are rounded to bf16; --dtype f32 keeps them")
+                rounded = "weights of float16 are rounded to bf16; --dtype f32 keeps them"
+                said.append(f"{self.directory}: {rounded}")
         self.dtype = dtype
         if self.dtype not in ("f32", "bf16"):
             raise InputError(f"dtype: expected auto, f32 or bf16, found {self.dtype}")

@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import sys
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,6 @@ import xxhash
 from llamac.base.arguments import Parser
 from llamac.base.errors import InputError, printable
 from llamac.base.files import MOST_JSON, open_file, read_bytes
-from llamac.base.native import native
 
 _PIECE = 1 << 20
 _DAMAGED = re.compile(r"damaged_(step_\d+)(_\d+)?")
@@ -70,6 +70,8 @@ def _manifest(path: Path) -> tuple[int, list]:
     of another version."""
     if (size := _size(path)) > MOST_JSON:
         raise _Damage(f"{path.name}: expected at most {MOST_JSON} bytes, found {size}")
+    from llamac.base.native import native  # find_model() of a model without a manifest needs none
+
     found = native.manifest(read_bytes(path, MOST_JSON), str(path))
     if found is None:
         raise _Damage(f"{path.name}: its checksum is not that of its text: it was changed or cut short")
@@ -144,6 +146,26 @@ def checkpoints_in(out: str | Path) -> list[Path]:
         if (out / name).is_dir():
             found += checkpoints_in(out / name)
     return found
+
+
+def find_model(directory: str | os.PathLike) -> Path:
+    """The directory itself or, of the output folder of a run, its newest complete checkpoint, as --resume
+    auto takes it, but without its checksums. Raises InputError where all are damaged."""
+    out = Path(directory)
+    if not out.is_dir() or (out / "config.json").exists():
+        return out
+    found = [out / name for name in os.listdir(out) if step_of(name) is not None]
+    problems: list[str] = []
+    for path in sorted(found, key=lambda path: -step_of(path.name)):  # type: ignore[operator]
+        checkpoint = check(path, sums=False)
+        if not checkpoint.problem:
+            for problem in problems:
+                warnings.warn(f"{problem}; {path} is used instead", stacklevel=2)
+            return path
+        problems.append(f"{path} is {checkpoint.state}")
+    if problems:
+        raise InputError(f"{out}: expected a complete checkpoint, found none: {problems[0]}")
+    return out
 
 
 def _chosen(path: Path) -> list[Path]:

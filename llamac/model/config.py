@@ -9,14 +9,13 @@ query heads, NKV key/value heads, HD head size, F intermediate_size, V vocab_siz
 import json
 import math
 import os
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from llamac.base.errors import InputError
 from llamac.base.files import excerpt, read_json
-from llamac.base.folders import CONFIGS
+from llamac.base.folders import CONFIGS, how_to_fetch
 from llamac.model.block import ACTIVATIONS, BLOCK
 
 # The largest sizes; csrc/checkpoint/config_json.cpp has the same.
@@ -220,15 +219,6 @@ class Config:
 def presets() -> dict[str, Path]:
     """Name and file of every preset."""
     return {file.stem: file for file in sorted((CONFIGS / "models").glob("*.json"))}
-
-
-def how_to_fetch(model: str) -> str:
-    """How to get it, where the name may be a model's on the Hugging Face hub, "owner/name"; else ""."""
-    if not re.fullmatch(r"[^/.~][^/]*/[^/]+", model):
-        return ""
-    name = model.partition("/")[2]
-    command = f"`hf download {model} --local-dir {name}` (pip install huggingface_hub)"
-    return f"; a model of the Hugging Face hub is fetched with {command}, then --model {name}"
 
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")

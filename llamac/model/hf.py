@@ -5,19 +5,23 @@ files.
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from llamac.base.dtypes import TABLE, DType, dtype_row
 from llamac.base.errors import InputError
 from llamac.base.files import excerpt, expect, open_file, parse_json, read_json
 from llamac.model.config import PICKLED, WEIGHTS, Config, find_weights, load_config
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_HEADER = 100_000_000  # bytes: the limit of the format's own library
 MAX_RANK = 4
@@ -28,11 +32,21 @@ _TYPES |= {row.safetensors: row for row in TABLE.values() if row.in_files}
 _SIZE = range(2**63)
 _ENTRY = {"dtype": set(_TYPES), "shape": [_SIZE], "data_offsets": [_SIZE]}  # of a tensor
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-Header = dict[str, tuple[DType, tuple[int, ...]]]
+
+
+class Stored(NamedTuple):
+    """A tensor of a file; begin: the byte at which its values begin."""
+
+    type: DType
+    shape: tuple[int, ...]
+    begin: int
+
+
+Header = dict[str, Stored]
 
 
 def read_header(path: str | Path) -> Header:
-    """{name: (type, shape)} of the tensors of a safetensors file, which is checked as the C program checks it
+    """What a safetensors file stores, by name. It is checked as the C program checks it
     (core/safetensors.cpp); the format's own library takes more. Raises InputError.
     """
     with open_file(path) as file:
@@ -48,7 +62,7 @@ def read_header(path: str | Path) -> Header:
     for name, entry in header.items():
         where = f"{path}: {excerpt(name)}"
         row, shape, begin, end = _read_entry(entry, where)
-        found[name] = row, shape
+        found[name] = Stored(row, shape, 8 + length + begin)
         ranges.append((begin, end, where))
     at = 0
     for begin, end, where in sorted(ranges):
@@ -66,7 +80,7 @@ def _read_entry(entry: Any, where: str) -> tuple[DType, tuple[int, ...], int, in
         expect(entry, _ENTRY, where)[name] for name in ("shape", "data_offsets", "dtype")
     )
     row = _TYPES[dtype]
-    width = getattr(torch, row.torch).itemsize
+    width = _bytes_of(row)
     # A size of 0 counts as 1: strides are products without it.
     if len(shape) > MAX_RANK or width * math.prod(max(1, size) for size in shape) >= 2**63:
         expected = f"at most {MAX_RANK} dimensions and less than 2^63 bytes"
@@ -77,6 +91,11 @@ def _read_entry(entry: Any, where: str) -> tuple[DType, tuple[int, ...], int, in
     if len(entry) != len(_ENTRY):
         raise InputError(f"{where}: expected {', '.join(_ENTRY)} alone, found {', '.join(entry)}")
     return row, tuple(shape), offsets[0], offsets[1]
+
+
+def _bytes_of(row: DType) -> int:
+    """Of an element: the types of torch that are not numpy's have their bits in their names."""
+    return int(re.sub(r".*?(\d+).*", r"\1", row.torch)) // 8
 
 
 def _is_file_name(name: str) -> bool:
@@ -140,16 +159,16 @@ def load_config_of_weights(directory: str | Path) -> Config:
         return config
     shape = (config.vocab_size, config.hidden_size)
     untied = replace(config, tie_word_embeddings=False)
-    pair = dict(read_weights(directory, {EMBEDDING: shape, HEAD: shape}))
-    return config if torch.equal(pair[EMBEDDING].float(), pair[HEAD].float()) else untied
+    pair = {name: values for name, _, values in read_arrays(directory, {EMBEDDING: shape, HEAD: shape})}
+    return config if np.array_equal(pair[EMBEDDING], pair[HEAD]) else untied
 
 
-def read_weights(
+def _find_stored(
     directory: str | Path, shapes: dict[str, tuple[int, ...]]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, tensor) of every weight in `shapes`, one at a time, file by file; others in the files are left
-    alone. The embedding of a tied model may have the head's name. Raises InputError where one is missing or
-    has another shape.
+) -> Iterator[tuple[Path, list[tuple[str, str]], Header]]:
+    """(file, [(name, its name there)], header) of every weight in `shapes`, file by file. Others in the files
+    are left alone. The embedding of a tied model may have the head's name. Raises InputError where one is
+    missing or has another shape.
     """
     headers = weight_files(directory)
     places = {name: file for file, header in headers.items() for name in header}
@@ -157,24 +176,47 @@ def read_weights(
     if EMBEDDING in shapes and HEAD not in shapes and not own_names[EMBEDDING] and HEAD in places:
         own_names[EMBEDDING] = HEAD
     for file, header in headers.items():
-        try:
-            with safe_open(file, "pt") as tensors:
-                for name, own in sorted(own_names.items()):
-                    if not own or places[own] != file:
-                        continue
-                    row, found = header[own]
-                    if found != (shape := shapes[name]):
-                        raise InputError(f"{file}: {own}: expected shape {list(shape)}, found {list(found)}")
-                    if row.mantissa_bits == 0:
-                        expected = f"floating point, found {row.safetensors}"
-                        raise InputError(f"{file}: {own}: dtype: expected {expected}")
-                    yield name, tensors.get_tensor(own)
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{file}: {error}") from None
+        pairs = [(name, own) for name, own in sorted(own_names.items()) if own and places[own] == file]
+        for name, own in pairs:
+            row, found, _ = header[own]
+            if found != (shape := shapes[name]):
+                raise InputError(f"{file}: {own}: expected shape {list(shape)}, found {list(found)}")
+            if row.mantissa_bits == 0:
+                raise InputError(f"{file}: {own}: dtype: expected floating point, found {row.safetensors}")
+        yield file, pairs, header
     if missing := [name for name, own in own_names.items() if not own]:
         some = "".join(f", {excerpt(name)}" for name in sorted(places)[:3])
         expected = f"expected a tensor {missing[0]}, found none among {len(places)}"
         raise InputError(f"{directory}: {expected}" + (f": {some[2:]}, ..." if some else ""))
+
+
+def read_weights(
+    directory: str | Path, shapes: dict[str, tuple[int, ...]]
+) -> Iterator[tuple[str, "torch.Tensor"]]:
+    """(name, tensor) of every weight in `shapes`, one at a time. Raises InputError."""
+    for file, pairs, _ in _find_stored(directory, shapes):
+        try:
+            with safe_open(file, "pt") as tensors:
+                for name, own in pairs:
+                    yield name, tensors.get_tensor(own)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{file}: {error}") from None
+
+
+def read_arrays(
+    directory: str | Path, shapes: dict[str, tuple[int, ...]]
+) -> Iterator[tuple[str, DType, np.ndarray]]:
+    """(name, its type in the file, values in f32) of every weight in `shapes`, one at a time, without torch.
+    Raises InputError."""
+    for file, pairs, header in _find_stored(directory, shapes):
+        for name, own in pairs:
+            row, shape, begin = header[own]
+            kind = "<u2" if row.name == "bf16" else f"<f{_bytes_of(row)}"
+            values = np.fromfile(file, kind, math.prod(shape), offset=begin).reshape(shape)
+            if row.name == "bf16":
+                values = (values.astype(np.uint32) << 16).view(np.float32)
+            with np.errstate(over="ignore"):  # of f64
+                yield name, row, values.astype(np.float32, copy=False)
 
 
 def remove(path: str | Path) -> None:
@@ -185,7 +227,7 @@ def remove(path: str | Path) -> None:
         Path(path).unlink(missing_ok=True)
 
 
-def config_json(config: Config, dtype: torch.dtype) -> bytes:
+def config_json(config: Config, dtype: "torch.dtype") -> bytes:
     """config.json of a model whose weights have this dtype."""
     return (json.dumps(config.to_dict(dtype_row(dtype).torch), indent=2) + "\n").encode()
 
@@ -193,8 +235,8 @@ def config_json(config: Config, dtype: torch.dtype) -> bytes:
 def write_directory(
     directory: str | Path,
     config: Config,
-    dtype: torch.dtype,
-    weights: Iterable[tuple[str, torch.Tensor]],
+    dtype: "torch.dtype",
+    weights: Iterable[tuple[str, "torch.Tensor"]],
 ) -> None:
     """Write config.json and model.safetensors. They are made under a temporary name: what stands at
     `directory` is replaced only by a whole one. weights: (name, tensor on the host) of config.parameters(),
@@ -212,7 +254,7 @@ def write_directory(
     os.replace(temporary, directory)
 
 
-def write_ordered(path: str | Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+def write_ordered(path: str | Path, tensors: dict[str, "torch.Tensor"], metadata: dict[str, str]) -> None:
     """A safetensors file whose tensors keep the order of `tensors`; the library's own writer sorts them."""
     entries = [(name, x.dtype, tuple(x.shape)) for name, x in tensors.items()]
     with open(path, "wb") as file:
@@ -221,13 +263,15 @@ def write_ordered(path: str | Path, tensors: dict[str, torch.Tensor], metadata: 
 
 def write_safetensors(
     file: Any,
-    entries: list[tuple[str, torch.dtype, tuple[int, ...]]],
-    tensors: Iterable[tuple[str, torch.Tensor]],
+    entries: list[tuple[str, "torch.dtype", tuple[int, ...]]],
+    tensors: Iterable[tuple[str, "torch.Tensor"]],
     metadata: dict[str, str] | None = None,
 ) -> None:
     """Write the safetensors file of these tensors (name, dtype, shape), which come one at a time: the
     library wants all. file: has write().
     """
+    import torch
+
     header: dict = {"__metadata__": metadata or {"format": "pt"}}
     end = 0
     for name, dtype, shape in entries:

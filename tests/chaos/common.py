@@ -301,7 +301,9 @@ def main(prepare: Callable[[Path], Case], unit: str, per_case: int = 1) -> None:
     """The command line of a harness: `prepare` makes what its cases share; a case counts `per_case` units."""
     name = Path(sys.argv[0]).stem
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
-    parser.add_argument("--count", type=int, default=20, help=f"{unit} (20)")
+    parser.add_argument(
+        "--count", type=int, default=20, choices=range(1, 10**9), metavar="N", help=f"{unit} (20)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the first case; each has its own (1)")
     parser.add_argument("--case", type=int, help="this case alone")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="cases at a time (one per core)")

@@ -695,6 +695,35 @@ def test_a_data_set_that_names_files_elsewhere(tmp_path, ranks, name):
         make(tmp_path / "set", "--tokenizer", ranks, "--out", tmp_path / "o")
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
+def test_the_field_of_the_text(tmp_path, ranks, capsys, kind):
+    """The only one with text, unless there is `text`; else the message names those that there are."""
+
+    def write(name, **columns):
+        rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
+        path = tmp_path / f"{name}.{kind}"
+        if kind == "parquet":
+            write_parquet(path, **columns)
+        else:
+            lines = "\n".join(map(json.dumps, rows))
+            path.write_text(json.dumps(rows) if kind == "json" else lines)
+        return path
+
+    flags = ("--tokenizer", ranks, "--val-fraction", 0, "--out", tmp_path / "o", "--force")
+    one = write("one", id=[1, 2], body=["a", "b"])
+    make(one, *flags)
+    assert tokens(tmp_path / "o") == expected(["a", "b"])
+    assert f"{one}: the text is the field 'body'\n" in capsys.readouterr().out
+    make(write("text", title=["x"], text=["a"]), *flags)
+    assert tokens(tmp_path / "o") == expected(["a"]) and "the text is" not in capsys.readouterr().out
+    two = write("two", title=["x"], body=["a"])
+    for more, wanted in (([], "text"), (["--field", "content"], "content")):
+        refused = rf"two\.{kind}: expected a field {wanted}, found title, body: name it by --field"
+        for own in (flags[:2], ("--vocab-size", 300)):
+            with pytest.raises(InputError, match=refused):
+                make(two, *own, *more, "--out", tmp_path / "p")
+
+
 def test_broken_lines(tmp_path, ranks, capsys):
     """Counted and named with file and line; --strict ends at the first."""
     path = tmp_path / "a.jsonl"
@@ -738,7 +767,7 @@ VOCAB = ["--vocab-size", 300]
         (["good.txt", *VOCAB, "--mix", "a=1"], "--mix: expected a share of each of good.txt"),
         (["good.txt", *VOCAB, "--mix", "a=x"], "--mix a=x: expected NAME=SHARE"),
         (["c4", "--local", "empty", *VOCAB], "empty: expected files"),
-        (["table.parquet", *VOCAB], "table.parquet: expected a column text, found body"),
+        (["table.parquet", "--field", "text", *VOCAB], "table.parquet: expected a field text, found body"),
     ],
 )
 def test_bad_arguments(tmp_path, monkeypatch, arguments, message):

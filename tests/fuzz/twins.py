@@ -33,7 +33,7 @@ def _put(folder: Path, name: str, content: bytes) -> str:
 def _safetensors(folder: Path, content: bytes) -> None:
     path = _put(folder, "model.safetensors", content)
     header = hf.read_header(path)
-    floats = {name: shape for name, (row, shape) in header.items() if row.mantissa_bits}
+    floats = {name: row.shape for name, row in header.items() if row.type.mantissa_bits}
     for name, values in hf.read_weights(folder, floats):
         assert tuple(values.shape) == floats[name]
 

@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import pty
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,15 +13,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hf_dirs import TEXT, WINDOWS, YARN, write_directory, write_weights
-from run import ROOT, run_llamac
+from run import ROOT, flags, run_llamac
 
 from llamac import Error
 from llamac.base import limited
 from llamac.base.errors import CONTROL, printable
 from llamac.base.tolerance import FORWARD, violation
-from llamac.data import chat
+from llamac.data import chat, tokenizer
 from llamac.inference import generate
 from llamac.inference.model import Inference, Sampling, TextStream
+from llamac.model.checkpoint import find_model
 
 MODELS = ROOT / "tests/models"
 GREEDY = Sampling(temperature=0)
@@ -214,7 +218,6 @@ def test_the_command(directory, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["--prompt", "--chat", "none of them"]),
         (["--prompt", "x", "--temperature", "-1"], ["temperature", "found -1"]),
         (["--prompt", "x", "--top-p", "0"], ["top_p", "found 0"]),
         (["--prompt", "x", "--context", "129"], ["--context", "at most 128", "found 129"]),
@@ -245,8 +248,50 @@ def test_a_conversation_in_another_encoding(directory, monkeypatch):
 
 
 def test_a_refusal_is_a_line_and_an_exit_code(directory):
-    lines = command(directory, code=2).strip().splitlines()
+    lines = command(directory, "--prompt-ids", "x", code=2).strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("llamac generate: "), lines
+
+
+def test_without_a_prompt_a_document_begins(directory):
+    greedy = ("--temperature", "0", "--tokens", "5")
+    assert command(directory, *greedy) == command(directory, "--prompt", "", *greedy) != "\n"
+
+
+@pytest.mark.program
+def test_the_newest_checkpoint_of_a_run(train, data, tmp_path, monkeypatch):
+    """As --resume auto takes it: a damaged one is passed over."""
+    train(*flags(data, tmp_path))
+    first, second = sorted(tmp_path.glob("step_*"))
+    assert find_model(tmp_path) == second and find_model(first) == first
+    text = run_llamac("generate", tmp_path, "--prompt-ids", "1,2", "--tokens", "3").stdout
+    assert text == run_llamac("generate", second, "--prompt-ids", "1,2", "--tokens", "3").stdout != ""
+    with open(second / "model.safetensors", "ab") as file:
+        file.write(b"x")
+    with pytest.warns(UserWarning, match=f"{second} is damaged: .*; {first} is used instead"):
+        assert Inference(tmp_path).directory == first
+    (first / "manifest.json").unlink()
+    with pytest.raises(Error, match=f"{tmp_path}: expected a complete checkpoint, found none: {second} is d"):
+        find_model(tmp_path)
+
+
+def test_a_terminal_shows_how_to_chat(directory):
+    """A line of help and a prompt sign before each message; other input gets neither (test_the_command)."""
+    terminal, other = pty.openpty()
+    words = [sys.executable, "-m", "llamac", "chat", directory, "--tokens", "2", "--temperature", "0"]
+    process = subprocess.Popen(words, cwd=ROOT, stdin=other, stdout=subprocess.PIPE, text=True)
+    os.write(terminal, b"hello\n\x04")
+    said, _ = process.communicate(timeout=100)
+    os.close(terminal)
+    os.close(other)
+    help, *lines = said.splitlines()
+    assert help.startswith("Type a message") and "Ctrl-D" in help and process.returncode == 0
+    assert [line.startswith("> ") for line in lines] == [True, True]
+
+
+def test_a_chat_without_a_template_ends_at_once(directory, tmp_path):
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+    assert "expected a chat template" in run_llamac("chat", tmp_path, code=2, stdin=subprocess.DEVNULL).stderr
 
 
 def test_float16_is_said_in_a_line(directory, tmp_path):
@@ -282,6 +327,9 @@ def test_files_of_prompts(tmp_path):
 def test_directories_that_are_refused(directory, tmp_path):
     with pytest.raises(Error, match="expected a directory"):
         Inference(tmp_path / "missing")
+    for load in (Inference, tokenizer.load):
+        with pytest.raises(Error, match="`hf download meta-llama/Llama-3"):
+            load("meta-llama/Llama-3.2-1B")
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((directory / name).read_bytes())
     model = Inference(tmp_path)
@@ -376,7 +424,7 @@ def test_memory_is_allocated_for_what_is_needed(directory, tmp_path, monkeypatch
     monkeypatch.setattr(generate, "Inference", Spy)
     (tmp_path / "p.txt").write_text("the cat\nthe moon\n")
     ids, two = ["--prompt-ids", "1,2,3"], ["--prompts", str(tmp_path / "p.txt")]
-    for flags in (ids, [*ids, "--context", "100"], [*two, "--context", "100"]):
-        monkeypatch.setattr("sys.argv", ["generate", str(directory), "--tokens", "5", *flags])
+    for more in (ids, [*ids, "--context", "100"], [*two, "--context", "100"]):
+        monkeypatch.setattr("sys.argv", ["generate", str(directory), "--tokens", "5", *more])
         generate.main()
     assert asked == [(7, 1), (100, 1), (100, 2)]

@@ -216,20 +216,34 @@ int main(int argc, char** argv) {
         }
     }
     tally.brief |= tally.once;
-    tally.every = std::max(1, static_cast<int>(std::strtol(every, nullptr, 10)));
+    char* end = nullptr;
+    tally.every = static_cast<int>(std::strtol(every, &end, 10));
+    if (tally.every < 1 || *end) usage();
+    const bool on_host = where && std::strcmp(where, "host") == 0;
+    if (where && !on_host && std::strcmp(where, "device") != 0) usage();
     for (const Fault& f : faults)
         if (fault && std::strcmp(fault, f.name) == 0) injected = &f;
     if (fault && !injected) usage();
     if (injected) inject();
+    int chosen = 0;
     for (const Operation* op : operations())
         for (const Variant& v : op->variants)
             for (const Instantiation& e : v.instantiations)
                 if ((!only || op->name == only) && (!variant || std::strcmp(v.name, variant) == 0) &&
                     !injected == (std::strcmp(v.name, "fault") != 0) &&
-                    (!where ||
-                     v.backend() == (std::strcmp(where, "host") == 0 ? Backend::host : Backend::device)) &&
-                    !((tally.once || injected) && has_sizes_of_another(v, e)))
+                    (!where || v.backend() == (on_host ? Backend::host : Backend::device)) &&
+                    !((tally.once || injected) && has_sizes_of_another(v, e))) {
+                    chosen++;
                     check_instantiation(*op, v, e, tally);
+                }
+    if (chosen == 0) {
+        std::fprintf(
+            stderr,
+            "check_operations: expected a variant of --operation %s, --variant %s, --where %s, found "
+            "none; train_llama3 --list-kernels shows all\n",
+            only ? only : "any", variant ? variant : "any", where ? where : "any");
+        return 2;
+    }
     std::printf("%d passed, %d failed\n", tally.passed, tally.failed);
     if (tally.unseen)
         std::printf("the fault was not seen in %d combinations of operation and types\n", tally.unseen);

@@ -1,5 +1,7 @@
-"""tests/check.h: check programs list their checks, and run those whose names contain an argument."""
+"""A check that checks nothing fails. tests/check.h: check programs list their checks, and run those whose
+names contain an argument."""
 
+import json
 import re
 import subprocess
 
@@ -36,3 +38,31 @@ def test_refuses_a_name_that_is_none(check_log):
     result = check_log("truncate", "nonsense")
     assert result.returncode == 2 and not result.stdout
     assert result.stderr == "expected a part of a check's name, found nonsense; --list shows the names\n"
+
+
+@pytest.mark.parametrize(
+    "command, found",
+    [
+        ("check_operations --operation rmsnorm", "--operation rmsnorm, --variant any, --where any"),
+        ("check_operations --variant fast --where host", "--variant fast, --where host"),
+        ("check_operations --where gpu", "[--where host|device]"),
+        ("check_operations --every 0", "[--every N]"),
+        ("rmsnorm_forward --preset tiny --variant cpu", "--variant cpu, --dtype bf16"),
+        ("matmul_forward --preset tiny --variant vectorized", "--variant vectorized"),
+    ],
+)
+def test_nothing_to_check_is_an_error(build, command, found):
+    program, *flags = command.split()
+    result = subprocess.run([build / program, *flags], capture_output=True, text=True)
+    assert result.returncode == 2 and not result.stdout
+    assert result.stderr.count("\n") == 1 and found in result.stderr
+
+
+def test_an_emulated_kernel_is_not_timed(build, gpu):
+    if gpu:
+        pytest.skip("its kernels are timed")
+    command = [build / "rmsnorm_forward", "--preset", "tiny", "--variant", "naive"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "emulated, so checked and not timed" in said and "GB/s" not in said and " naive " in said
+    found = json.loads(subprocess.run([*command, "--json"], capture_output=True, check=True).stdout)
+    assert {found["runs"][0][name] for name in ("ms", "gbps", "tflops", "percent")} == {None}

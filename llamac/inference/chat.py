@@ -1,0 +1,7 @@
+"""`llamac chat DIR` is `llamac generate DIR --chat`."""
+
+from llamac.inference import generate
+
+
+def main() -> None:
+    generate.main(is_chat=True)
