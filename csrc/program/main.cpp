@@ -9,6 +9,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/output.h"
+#include "core/file.h"
 #include "platform/cpu_level.h"
 #include "platform/ranks/spawn.h"
 #include "platform/threads.h"
@@ -381,7 +382,8 @@ std::FILE* console_of(const Ranks& ranks) {
     return ranks.is_first() ? stdout : std::fopen("/dev/null", "w");
 }
 
-int run_training(const Options& options, const Ranks& ranks) {
+// program: its name on the command line.
+int run_training(const std::string& program, const Options& options, const Ranks& ranks) {
     std::optional<OutputFolder> folder;
     ranks.together("output folder", [&] { folder.emplace(options.out, ranks.is_first()); });
     std::optional<Trainer> trainer;
@@ -393,7 +395,9 @@ int run_training(const Options& options, const Ranks& ranks) {
     answer_stop_signals();
     std::vector<std::string> moved;
     ranks.together("output folder", [&] {
-        if (ranks.is_first()) moved = out.prepare(t.resumed_from, t.step, t.damaged);
+        if (!ranks.is_first()) return;
+        moved = out.prepare(t.resumed_from, t.step, t.damaged);
+        write_file(out.folder(), run_config_name, run_config(options));
     });
     const std::string logged = ranks.gather("logged", out.logged_text())[0];
     ranks.together("output folder", [&] {
@@ -418,6 +422,7 @@ int run_training(const Options& options, const Ranks& ranks) {
         log.describe_run(computing_device(), count_parameters(t.config), ranks.count, origin_of(t));
         log.start(to_json(options));
     });
+    const bool under_launcher = ranks.count > 1 && options.devices == 1;
     const auto [saved, signal] = train(t, out, log, std::move(saves), shape.peak_flops);
     ranks.barrier();  // none ends while another one needs it
     if (ranks.is_first()) {
@@ -426,6 +431,11 @@ int run_training(const Options& options, const Ranks& ranks) {
         log.print((signal ? std::string("interrupted by ") + signal_name(signal) : "done") + ": " +
                   (saved.empty() ? "no model" : "model " + saved) + ", log " + options.out + "/log.jsonl, " +
                   plot);
+        if (signal) {
+            log.print(std::string("to continue the run") +
+                      (under_launcher ? ", with the same launcher:" : ":"));
+            log.print("  " + resume_command(program, options));
+        }
     }
     return signal ? exit_code_of(signal) : 0;
 }
@@ -485,7 +495,7 @@ int run_program(int argc, char** argv) {
     }
     ranks.connect_devices(end_abandoned);
     try {
-        return run_training(options, ranks);
+        return run_training(argv[0], options, ranks);
     } catch (const AgreedError&) {
         throw;
     } catch (...) {

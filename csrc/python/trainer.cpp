@@ -49,16 +49,16 @@ struct TrainerCall {
     std::lock_guard<std::mutex> held;
 };
 
-// config: a TOML file, or "". layers: what begins the messages about an object with its keys, and the object as JSON.
+// config: a TOML file, "", or None, as parse_options() takes it. layers: what begins the messages about an object with its keys, and the object as JSON.
 using Layers = std::vector<std::pair<std::string, std::string>>;
 
-Options options_of(const std::string& config, const Layers& layers) {
+Options options_of(const std::optional<std::string>& config, const Layers& layers) {
     std::vector<OptionValues> values;
     for (const auto& [where, text] : layers) values.push_back({where, parse_json(text, where + "options")});
     return parse_options(config, values);
 }
 
-std::unique_ptr<LockedTrainer> make_trainer(const std::string& config, const Layers& layers) {
+std::unique_ptr<LockedTrainer> make_trainer(const std::optional<std::string>& config, const Layers& layers) {
     const Options options = options_of(config, layers);
     const py::gil_scoped_release others_run_on;
     return std::make_unique<LockedTrainer>(options);
@@ -174,7 +174,7 @@ void carry(LockedTrainer& t, const std::string& name, const std::string& text) {
 void define_trainer(py::module_& m) {
     m.def(
         "options",
-        [](const std::string& config, const Layers& layers) {
+        [](const std::optional<std::string>& config, const Layers& layers) {
             return to_json(options_of(config, layers)).dump();
         },
         py::arg("config"), py::arg("layers"), "The options of a run, resolved, as JSON.");

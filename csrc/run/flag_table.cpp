@@ -267,6 +267,7 @@ std::vector<FlagRow> read_flags() {
         flag.high_excluded = row.contains("below");
         flag.high = row.value(flag.high_excluded ? "below" : "max", flag.high);
         flag.in_file = row.value("key", true);
+        flag.path = row.value("path", "");
         flag.field = fields().at(flag.name);
         flags.push_back(flag);
     }
