@@ -13,6 +13,7 @@
 #include "checkpoint/config_json.h"
 #include "core/json.h"
 #include "native.h"
+#include "train/estimate.h"
 #include "train/evaluate.h"
 
 namespace py = pybind11;
@@ -169,6 +170,32 @@ void carry(LockedTrainer& t, const std::string& name, const std::string& text) {
     replace_tokenizer_file(t.tokenizer_files, name, text);
 }
 
+py::dict plan(const Layers& layers, int64_t devices, const std::string& device, int64_t memory) {
+    Options options = options_of("", layers);
+    options.dry_run = true;
+    options.device = device;
+    options.device_memory.bytes = memory;
+    options = planned_options(options);
+    const PlannedDevice planned_device = find_device(device);
+    Ranks ranks;
+    ranks.count = devices;
+    Trainer t(options, {}, ranks);
+    const Estimate e = estimate_step(t, planned_device);
+    py::dict d;
+    d["device"] = planned_device.name;
+    d["available"] = options.device_memory.bytes;
+    d["memory"] = e.memory;
+    d["seconds"] = e.seconds;
+    d["flops"] = e.flops;
+    d["moved"] = e.moved;
+    d["exchanged"] = e.exchanged;
+    d["micro_batches"] = t.accumulation;
+    d["tokens_per_step"] = t.tokens_per_step();
+    d["parameters"] = count_parameters(t.config);
+    d["assumptions"] = assumptions(planned_device);
+    return d;
+}
+
 }  // namespace
 
 void define_trainer(py::module_& m) {
@@ -178,6 +205,9 @@ void define_trainer(py::module_& m) {
             return to_json(options_of(config, layers)).dump();
         },
         py::arg("config"), py::arg("layers"), "The options of a run, resolved, as JSON.");
+    m.def("plan", &plan, py::arg("layers"), py::arg("devices"), py::arg("device"), py::arg("memory"),
+          "What a run takes on `devices` of the device, each with `memory` bytes (0: those of the table), as "
+          "--dry-run says it.");
     py::class_<LockedTrainer>(m, "Trainer")
         .def(py::init(&make_trainer), py::arg("config"), py::arg("layers"))
         .def("step", &step)

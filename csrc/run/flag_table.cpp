@@ -182,6 +182,7 @@ const std::map<std::string, FlagField>& fields() {
         {"list-kernels", field(&Options::list_kernels)},
         {"dry-run", field(&Options::dry_run)},
         {"device-memory", field(&Options::device_memory)},
+        {"device", field(&Options::device)},
         {"model", field(&Options::model)},
         {"init", field(&Options::init)},
         {"train-data", field(&Options::train_data)},

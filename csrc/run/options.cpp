@@ -206,8 +206,9 @@ void resolve(Options& options) {
     const Options defaults;
     if (options.train_data != defaults.train_data && options.val_data == defaults.val_data)
         options.val_data.clear();
-    if (options.device_memory.bytes > 0 && !options.dry_run)
-        fail("--device-memory: expected only with --dry-run, found a run");
+    if (!options.dry_run && (options.device_memory.bytes > 0 || !options.device.empty()))
+        fail(options.device.empty() ? "--device-memory" : "--device",
+             ": expected only with --dry-run, found a run");
     for (const std::string& choice : options.kernel) {
         const size_t equals = choice.find('=');
         if (equals == choice.npos || equals == 0 || equals + 1 == choice.size())

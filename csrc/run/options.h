@@ -30,6 +30,7 @@ struct Options {
     std::string config;
     bool print_config, list_kernels, dry_run;
     MemorySize device_memory;
+    std::string device;
 
     // Model
     std::string model;

@@ -11,6 +11,7 @@
 #include "checkpoint/config_json.h"
 #include "checkpoint/resume.h"
 #include "checkpoint/weights.h"
+#include "core/folder.h"
 #include "core/library_gemm.h"
 #include "ops/adamw.h"
 #include "platform/ranges.h"
@@ -89,6 +90,33 @@ void warn_of_changes(Trainer& t, const Manifest* manifest) {
     if (!changed.empty())
         t.warn((manifest ? t.resumed_from : t.options.run_config) +
                ": continues with other settings: " + changed);
+}
+
+// A plan needs no files yet: without those that are missing.
+Options without_missing_files(const Options& o, std::string& warnings) {
+    Options found = o;
+    const auto leave_out = [&](const char* flag, const std::string& value) {
+        warnings += (warnings.empty() ? "--" : "\n--") + std::string(flag) + " " + value +
+                    ": no such file; planned without it";
+    };
+    for (const auto& [flag, data] :
+         {std::pair{"train-data", &found.train_data}, {"val-data", &found.val_data}})
+        if (!data->empty() && !has_files(*data)) {
+            leave_out(flag, *data);
+            data->clear();
+        }
+    if (found.tokenizer && !found.tokenizer->empty() && !exists(*found.tokenizer)) {
+        leave_out("tokenizer", *found.tokenizer);
+        found.tokenizer = "";
+    }
+    std::istringstream tasks(o.eval_tasks);
+    for (std::string file; std::getline(tasks, file, ',');)
+        if (!exists(file)) {
+            leave_out("eval-tasks", file);
+            found.eval_tasks.clear();
+        }
+    if (found.train_data.empty()) found.document_mask = false;  // whose documents need a tokenizer
+    return found;
 }
 
 // What a resumed run does not find may be named in its own file alone.
@@ -180,7 +208,9 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
       ranks(among),
       accumulation(micro_batches(o, ranks.count)),
       data_skip(o.data_skip),
-      data(naming_run_config(o, [&] { return RunData(o, config, accumulation); })),
+      data(naming_run_config(
+          o,
+          [&] { return RunData(o.dry_run ? without_missing_files(o, warnings) : o, config, accumulation); })),
       model(config, verifiable_model_options(config, o, ranks), ranks.communicator.get()),
       max_in_flight(ahead.value_or(model.context.backend == Backend::device ? 1 : 0)),
       batches(model, max_in_flight + 1, accumulation,
