@@ -13,6 +13,7 @@
 #include "checkpoint/config_json.h"
 #include "core/json.h"
 #include "native.h"
+#include "run/flag_table.h"
 #include "train/estimate.h"
 #include "train/evaluate.h"
 
@@ -170,11 +171,12 @@ void carry(LockedTrainer& t, const std::string& name, const std::string& text) {
     replace_tokenizer_file(t.tokenizer_files, name, text);
 }
 
-py::dict plan(const Layers& layers, int64_t devices, const std::string& device, int64_t memory) {
+py::dict plan(const Layers& layers, int64_t devices, const std::string& device, const std::string& memory) {
     Options options = options_of("", layers);
     options.dry_run = true;
     options.device = device;
-    options.device_memory.bytes = memory;
+    for (const FlagRow& flag : flags())
+        if (flag.name == "device-memory") assign(options, flag, memory, "--device-memory");
     options = planned_options(options);
     const PlannedDevice planned_device = find_device(device);
     Ranks ranks;

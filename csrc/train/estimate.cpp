@@ -32,7 +32,7 @@ struct Counter {
         if (flops > 0) computing = flops / (product_share * rate(call.tensor[call.op->outputs].dtype));
         sum.flops += times * flops;
         if (moving > computing) sum.moved += times * bytes;
-        sum.seconds += times * std::max(computing, moving);
+        sum.seconds += times * std::max({computing, moving, least_seconds});
     }
 
   private:
@@ -105,7 +105,7 @@ std::string assumptions(const PlannedDevice& device) {
            "its memory's rate, exchanges " +
            (device.link_rate > 0 ? "meanwhile, at " + percent(link_share) + "its links' within a host"
                                  : "not counted") +
-           "; no validation, no checkpoints";
+           "; shares as runs on an H200 reach them; no validation, no checkpoints";
 }
 
 Estimate estimate_step(Trainer& t, const PlannedDevice& device) {

@@ -23,8 +23,9 @@ PlannedDevice find_device(const std::string& name);
 // The options of a dry run on --device, whose memory is that of the table where --device-memory names no other.
 Options planned_options(const Options& options);
 
-// Shares of the published rates that the estimate assumes. docs/training.md compares it with measured runs.
-constexpr double product_share = 0.64, memory_share = 0.85, link_share = 0.7;
+// The estimate's assumptions: shares of the published rates, and the least time of an operation. docs/training.md compares
+// estimates with measured runs.
+constexpr double product_share = 0.65, memory_share = 0.85, link_share = 0.7, least_seconds = 5e-6;
 
 // Of one device.
 struct Estimate {
