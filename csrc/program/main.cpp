@@ -111,8 +111,8 @@ int finish_dry_run(Trainer& t) {
     check_memory(t.model, t.options);
     if (!t.options.device.empty()) print_estimate(log, t, find_device(t.options.device));
     log.print(
-        "dry run of this one configuration (`llamac plan` searches for one): the run fits; nothing was "
-        "allocated, computed or written");
+        "dry run: the run fits with these flags (`llamac plan` searches for others); nothing was allocated, "
+        "computed or written");
     return 0;
 }
 

@@ -30,7 +30,7 @@ constexpr double product_share = 0.65, memory_share = 0.85, link_share = 0.7, le
 // Of one device.
 struct Estimate {
     int64_t memory = 0;    // the plan, and what the runtime takes
-    double flops = 0;      // per step, of products and attention
+    double flops = 0;      // per step
     double moved = 0;      // bytes per step, of the operations that the device's memory limits
     double exchanged = 0;  // bytes per step, with other devices
     double seconds = 0;    // of a step: operations one after another, exchanges meanwhile

@@ -51,7 +51,8 @@ def test_what_is_counted():
     again, twice = estimate(**shape, recompute="block"), estimate(**shape, total_batch_size=8192)
     assert 1.15 * whole["flops"] < again["flops"] < 4 / 3 * whole["flops"]  # of all but the head
     assert again["memory"] < whole["memory"] and again["seconds"] > whole["seconds"]
-    assert twice["flops"] == 2 * whole["flops"] and twice["moved"] < 2 * whole["moved"]  # one optimizer step
+    assert twice["flops"] == pytest.approx(2 * whole["flops"], rel=1e-3)
+    assert twice["moved"] < 1.9 * whole["moved"]  # one optimizer step
     levels = [estimate(8, **shape, dtype="bf16", zero=zero, total_batch_size=8 * 8192) for zero in range(4)]
     weights = 2 * native.model("llama3.2-1b", 1)[0]
     # f32 gradients are summed once or per micro-batch, and they or bf16 weights gathered: 7 of 8 parts.
@@ -80,7 +81,7 @@ def test_a_plan_is_a_configuration(train, tmp_path):
             found,
         )
     assert "train_*.bin: no such file; planned without it" in found and "CPU" not in found
-    assert found.splitlines()[-1].startswith("dry run of this one configuration")
+    assert found.splitlines()[-1].startswith("dry run: the run fits with these flags")
 
 
 def test_a_smaller_device_recomputes_or_shards_more():
