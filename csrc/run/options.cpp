@@ -112,7 +112,7 @@ void read_run_config(Options& options, const std::string& path) {
     if (text.size() < end.size() || text.compare(text.size() - end.size(), end.size(), end) != 0)
         fail(path, ": expected the configuration that a run wrote, down to its last line, found ",
              text.empty() ? "an empty file" : "another file or a part of it",
-             "; remove it and pass the flags of the run");
+             "; remove it and pass the flags of the run, or pass --config FILE");
     read_flags_of(options, path);
     const std::string here = working_directory();
     for (const FlagRow& flag : flags()) {

@@ -84,6 +84,25 @@ def test_a_plan_is_a_configuration(train, tmp_path):
     assert found.splitlines()[-1].startswith("dry run: the run fits with these flags")
 
 
+@pytest.mark.program
+def test_a_dry_run_needs_no_files(train, tmp_path):
+    """Of the data; a run does, and a device that is planned for is none of its own."""
+    missing = {"train-data": "gone_*.bin", "val-data": "gone.bin", "tokenizer": "gone.json",
+               "eval-tasks": "a.questions,b.questions", "document-mask": "on"}  # fmt: skip
+    flags = [word for name, value in missing.items() for word in (f"--{name}", value)]
+    found = train(*flags, "--dry-run", "--out", tmp_path / "out").stdout
+    for text in (
+        "train-data gone_*.bin",
+        "val-data gone.bin",
+        "tokenizer gone.json",
+        "eval-tasks b.questions",
+    ):
+        assert f"--{text}: no such file; planned without it\n" in found
+    assert "estimate" not in found and not (tmp_path / "out").exists()
+    assert "gone_*.bin: no such file" in train(*flags, "--out", tmp_path / "out", code=2).stderr
+    assert "--device: expected only with --dry-run" in train("--device", "h200", code=2).stderr
+
+
 def test_a_smaller_device_recomputes_or_shards_more():
     """The flags that fit take more time, never less memory than there is; no faster flags fit."""
     search = plan.Search(plan.base_values(plan.arguments(["--model", "llama3.1-8b"])), "h200", "80GiB")

@@ -591,6 +591,16 @@ def test_an_interface_that_is_not_there(train, data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_knows_its_number_of_devices(train, data, tmp_path):
+    more = {"devices": 2, "batch_size": 2, "schedule": "constant"}
+    train(*flags(data, tmp_path / "whole", **more))
+    train(*flags(data, tmp_path / "out", **more, steps=4))
+    said = train("--resume", "auto", "--out", tmp_path / "out", "--steps", "8").stdout
+    assert "settings: --steps was 4, is 8\n" in said
+    assert [event["ranks"] for event in events(tmp_path / "out", "run")] == [2, 2]
+    assert numbers(tmp_path / "out") == numbers(tmp_path / "whole")
+
+
 def test_a_missing_shard(train, data, tmp_path):
     train(*flags(data, tmp_path, devices=2, batch_size=2, steps=4))
     (tmp_path / "step_000004/optimizer-00002-of-00002.safetensors").unlink()
