@@ -29,7 +29,9 @@ struct JoinedRanks {
     Ranks joined;
 
     explicit JoinedRanks(const Options& options) : joined(find_launch(), Patience(options)) {
-        joined.together("options", [&] { check_launch(joined, options); });
+        Options launched = options;
+        launched.devices = 1;  // a script starts no processes
+        joined.together("options", [&] { check_launch(joined, launched); });
         joined.compare(options, {});
         joined.connect_devices();
     }

@@ -281,7 +281,6 @@ Options parse_options(const std::optional<std::string>& config, const std::vecto
         read_run_config(options, run);
         assign_layer(layers.back());
     }
-    options.devices = 1;
     resolve(options);
     return options;
 }

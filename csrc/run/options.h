@@ -103,7 +103,7 @@ struct OptionValues {
     nlohmann::json values;
 };
 // The same for a file ("": none; nullopt: none but the run_config() of the run that the last object asks to resume) and
-// objects, each of which overrides the values before it, in a process that starts no others.
+// objects, each of which overrides the values before it.
 Options parse_options(const std::optional<std::string>& config, const std::vector<OptionValues>& layers);
 
 // The learning rate's schedule.

@@ -211,15 +211,15 @@ def main() -> None:
         f"{values['model']}, {e['parameters']:,} parameters, on {args.devices} x {e['device']} of "
         f"{e['available'] / 2**30:.4g} GiB: {steps:,} steps of {per_step:,} tokens, {tokens:,} in all"
     )
-    head, assumed = (textwrap.wrap(line, WIDTH) for line in (head, e["assumptions"]))
-    print(*head, "", *table(plans, steps), "", *assumed, "", sep="\n")
+    title, assumed = (textwrap.wrap(line, WIDTH) for line in (head, e["assumptions"]))
+    print(*title, "", *table(plans, steps), "", *assumed, "", sep="\n")
     print(
         "the flags of the first row:", "  " + " ".join(f"--{k} {v}" for k, v in best.flags.items()), sep="\n"
     )
     if args.out:
         chosen = values | best.flags | {"steps": steps}
         chosen["warmup-steps"] = min(values["warmup-steps"], steps)
-        text = toml(chosen, [*head, "", *table([best], steps), "", *assumed])
+        text = toml(chosen, [*title, "", *table([best], steps), "", *assumed])
         try:
             Path(args.out).write_text(text, encoding="utf-8")
         except OSError as error:
