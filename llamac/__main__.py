@@ -16,6 +16,11 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("FLAGS", "training.program", "trains a model with the program train_llama3"),
+    "plan": Command(
+        "--model MODEL --devices N",
+        "training.plan",
+        "searches for the fastest flags that fit, and estimates days",
+    ),
     "data": Command("INPUT --out DIR", "data.command", "writes token files from text, JSON lines or Parquet"),
     "model": Command(
         "--depth L --tokenizer DATA --out DIR", "model.make", "writes the config.json of a new model"

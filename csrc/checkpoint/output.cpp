@@ -16,6 +16,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/truncate_log.h"
 #include "core/file.h"
+#include "run/options.h"
 
 namespace llamac {
 namespace {
@@ -70,8 +71,8 @@ std::string set_aside(const OpenFolder& folder, const std::vector<std::string>& 
 }
 
 bool is_own(const std::string& name) {
-    return name == "log.jsonl" || name == "loss.png" || name == "profile.json" || name == "trace.json" ||
-           name.rfind("damaged_step_", 0) == 0;
+    return name == "log.jsonl" || name == run_config_name || name == "loss.png" || name == "profile.json" ||
+           name == "trace.json" || name.rfind("damaged_step_", 0) == 0;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "checkpoint/checkpoint.h"
 #include "core/file.h"
 #include "core/folder.h"
+#include "run/flag_table.h"
 
 namespace llamac {
 namespace {
@@ -77,26 +78,26 @@ void check_resume(const Manifest& m, const std::string& directory, const Options
     same("master-weights", m.master_weights, asked.master_weights);
 }
 
-std::string changed_flags(const Manifest& m, const Options& options, int64_t sequences) {
-    const json now = to_json(options);
+std::string changed_flags(const Manifest* m, const Options& options, int64_t sequences) {
+    const nlohmann::ordered_json now = to_json(options);
+    // The run's file has the paths as absolute ones; the checkpoint has them as they were given.
+    const json& run = options.run_values;
     std::string text;
     const auto add = [&](const std::string& what, const json& was, const json& is) {
         if (was != is) text += (text.empty() ? "" : ", ") + what + " was " + was.dump() + ", is " + is.dump();
     };
-    for (const char* flag : {"steps",          "lr",
-                             "min-lr-frac",    "warmup-steps",
-                             "schedule",       "weight-decay",
-                             "beta1",          "beta2",
-                             "grad-clip",      "batch-size",
-                             "grad-dtype",     "reduce-dtype",
-                             "matmul-dtype",   "fp8-recipe",
-                             "fp8-gradients",  "fp8-head",
-                             "fp8-keep-first", "fp8-keep-last",
-                             "train-data",     "document-mask",
-                             "kernel"})
-        if (m.config.contains(flag)) add(std::string("--") + flag, m.config[flag], now[flag]);
-    if (m.sequences && sequences)
-        add("sequences of training data, whose order depends on their number:", m.sequences, sequences);
+    for (const FlagRow& flag : flags()) {
+        const std::string& name = flag.name;
+        // Flags that begin or move a run, or have a line of their own.
+        if (!flag.in_file || name == "model" || name == "init" || name == "out" || name == "resume" ||
+            name == "data-skip")
+            continue;
+        if (run.contains(name)) add("--" + name, run[name], now[name]);
+        const bool as_given = !run.contains(name) || (flag.path.empty() && run[name] == now[name]);
+        if (m && as_given && m->config.contains(name)) add("--" + name, m->config[name], now[name]);
+    }
+    if (m && m->sequences && sequences)
+        add("sequences of training data, whose order depends on their number:", m->sequences, sequences);
     return text;
 }
 

@@ -29,8 +29,8 @@ ResumePoint find_checkpoint(const std::string& out, const std::optional<std::str
 void check_resume(const Manifest& manifest, const std::string& directory, const Options& options,
                   int64_t world_size = 1);
 
-// "--lr was 0.002, is 0.003": flags that influence the steps and differ from the checkpoint's; "": none do. sequences: of the
-// training data, 0: not known.
-std::string changed_flags(const Manifest& manifest, const Options& options, int64_t sequences);
+// "--lr was 0.002, is 0.003": flags that differ from the checkpoint's, or, without one, from Options::run_values; "": none do.
+// sequences: of the training data, 0: not known.
+std::string changed_flags(const Manifest* manifest, const Options& options, int64_t sequences);
 
 }  // namespace llamac

@@ -21,6 +21,7 @@ struct Observer {
     std::function<void(int64_t bytes, hipStream_t stream)> after_copy;
     // bytes: exchanged with other ranks.
     std::function<void(const char* name, int64_t bytes, hipStream_t stream)> after_collective = {};
+    std::function<void(const Call& call)> planned = {};  // of a dry run
 };
 
 struct Context {

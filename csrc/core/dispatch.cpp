@@ -251,7 +251,10 @@ void run(const Operation& op, std::span<const Tensor> tensors, std::span<const S
     const Choice chosen = choose(op, call, context, variant);
     std::optional<Workspace> own;
     prepare_launch(call, *chosen.variant, threads, own);
-    if (context.dry_run) return;
+    if (context.dry_run) {
+        if (context.observer && context.observer->planned) context.observer->planned(call);
+        return;
+    }
     const Range range(op.name.c_str());
     if (context.observer) context.observer->before(context.stream);
     chosen.entry->launch(call);

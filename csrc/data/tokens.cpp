@@ -37,7 +37,6 @@ std::vector<std::string> matching_paths(const std::string& pattern) {
     std::vector<std::string> paths;
     if (rc == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     globfree(&found);
-    if (paths.empty()) fail(pattern, ": no such file; `", how_to_make(pattern), "` makes token files there");
     std::sort(paths.begin(), paths.end());
     return paths;
 }
@@ -122,6 +121,10 @@ uint64_t permute(uint64_t index, uint64_t size, uint64_t seed, uint64_t epoch) {
     return x;
 }
 
+bool has_files(const std::string& pattern) {
+    return !matching_paths(pattern).empty();
+}
+
 Loader::Loader(const std::string& files, int64_t length, int64_t vocabulary, int64_t batch,
                int64_t micro_batches, uint64_t random_seed)
     : pattern(files),
@@ -131,7 +134,9 @@ Loader::Loader(const std::string& files, int64_t length, int64_t vocabulary, int
       accumulation(micro_batches),
       seed(random_seed) {
     CHECK(seq_len > 0 && vocab_size > 0 && batch_size > 0 && accumulation > 0);
-    for (const std::string& path : matching_paths(pattern)) {
+    const std::vector<std::string> paths = matching_paths(pattern);
+    if (paths.empty()) fail(pattern, ": no such file; `", how_to_make(pattern), "` makes token files there");
+    for (const std::string& path : paths) {
         const TokenShard& shard = shards.emplace_back(path);
         if (shard.vocab_size > vocab_size)
             fail(path, ": vocabulary size: expected at most the model's ", vocab_size, ", found ",

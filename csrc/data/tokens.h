@@ -45,6 +45,9 @@ struct TokenShard {
 // The permuted index of 0 .. size-1 in an epoch, by a Feistel network with cycle walking (Black & Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
 uint64_t permute(uint64_t index, uint64_t size, uint64_t seed, uint64_t epoch);
 
+// Whether a file matches the glob.
+bool has_files(const std::string& pattern);
+
 // Sequences of T tokens and their targets out of all shards that match a glob, in the order of their paths'
 // bytes.
 struct Loader {

@@ -9,6 +9,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/output.h"
+#include "core/file.h"
 #include "platform/cpu_level.h"
 #include "platform/ranks/launch.h"
 #include "platform/threads.h"
@@ -19,6 +20,7 @@
 #include "program/stop.h"
 #include "program/watchdog.h"
 #include "run/version.h"
+#include "train/estimate.h"
 #include "train/evaluate.h"
 #include "train/memory.h"
 #include "train/peak.h"
@@ -36,7 +38,13 @@ void allow_many_files() {
     static_cast<void>(setrlimit(RLIMIT_NOFILE, &files));
 }
 
-std::string computing_device() {
+std::string computing_device(const Options& options) {
+    if (options.dry_run && (!options.device.empty() || options.device_memory.bytes > 0)) {
+        char gib[32];
+        std::snprintf(gib, sizeof gib, " of %.4g GiB", std::ldexp(options.device_memory.bytes, -30));
+        return std::to_string(options.devices) + " x " +
+               (options.device.empty() ? "a device" : options.device) + gib;
+    }
     if (computing_context().backend == Backend::host) {
         const std::string level = cpu_level();
         return "CPU, " + std::to_string(host_threads()) + " threads" + (level.empty() ? "" : ", " + level);
@@ -63,7 +71,7 @@ void describe(Log& log, const Trainer& t, bool copies_state) {
     for (const auto& [heading, rows] : configuration_rows(t.options)) log.table(heading, rows);
     const Config& c = t.config;
     log.table("this run",
-              {{"computes on", computing_device()},
+              {{"computes on", computing_device(t.options)},
                {"parameters", grouped(count_parameters(c))},
                {"layers, channels, heads", std::to_string(c.L) + ", " + std::to_string(c.C) + ", " +
                                                std::to_string(c.NH) + "/" + std::to_string(c.NKV)},
@@ -75,13 +83,36 @@ void describe(Log& log, const Trainer& t, bool copies_state) {
     log.memory(rows);
 }
 
+void print_estimate(Log& log, Trainer& t, const PlannedDevice& device) {
+    const Estimate e = estimate_step(t, device);
+    const auto ranks = static_cast<double>(t.ranks.count), tokens = static_cast<double>(t.tokens_per_step());
+    const auto text = [](const char* pattern, double value) {
+        char buffer[64];
+        std::snprintf(buffer, sizeof buffer, pattern, value);
+        return std::string(buffer);
+    };
+    const double useful = tokens * flops_per_token(t.config, t.options.seq_len) / ranks / e.seconds;
+    const auto peak = device.flops.find(name(t.model.options.precision.weights));
+    log.table("estimate",
+              {{"GiB per device", text("%.1f", std::ldexp(static_cast<double>(e.memory), -30))},
+               {"micro-batches per step", std::to_string(t.accumulation)},
+               {"seconds per step", text("%.3g", e.seconds)},
+               {"tokens/s", grouped(std::llround(tokens / e.seconds))},
+               {"% of peak", peak == device.flops.end() ? "-" : text("%.1f", 100 * useful / peak->second)},
+               {"days", text("%.3g", static_cast<double>(t.options.steps) * e.seconds / 86400)}});
+    log.print(assumptions(device));
+}
+
 // Prints the plan of a run; writes nothing.
-int finish_dry_run(const Trainer& t) {
+int finish_dry_run(Trainer& t) {
     Log log("", {});
     describe(log, t, saves_async(t));
     if (!t.warnings.empty()) log.print(t.warnings);
     check_memory(t.model, t.options);
-    log.print("dry run: the run fits; nothing was allocated, computed or written");
+    if (!t.options.device.empty()) print_estimate(log, t, find_device(t.options.device));
+    log.print(
+        "dry run: the run fits with these flags (`llamac plan` searches for others); nothing was allocated, "
+        "computed or written");
     return 0;
 }
 
@@ -364,22 +395,14 @@ std::FILE* console_of(const Ranks& ranks) {
     return ranks.is_first() ? stdout : std::fopen("/dev/null", "w");
 }
 
-// One word of a shell's command.
-std::string shell_word(std::string text) {
-    const char* const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@%";
-    if (text.find_first_not_of(plain) == std::string::npos) return text;
-    for (size_t at = 0; (at = text.find('\'', at)) != std::string::npos; at += 4)
-        text.replace(at, 1, "'\\''");
-    return "'" + text + "'";
-}
-
 // What one may call after a run with a checkpoint in `out`.
 std::string next_commands(const std::string& out, bool has_tokenizer) {
     const std::string word = shell_word(out);
     return (has_tokenizer ? "llamac generate " + word + "\n" : "") + "llamac report " + word;
 }
 
-int run_training(const Options& options, const Ranks& ranks) {
+// program: its name on the command line.
+int run_training(const std::string& program, const Options& options, const Ranks& ranks) {
     std::optional<OutputFolder> folder;
     ranks.together("output folder", [&] { folder.emplace(options.out, ranks.is_first()); });
     std::optional<Trainer> trainer;
@@ -391,7 +414,9 @@ int run_training(const Options& options, const Ranks& ranks) {
     answer_stop_signals();
     std::vector<std::string> moved;
     ranks.together("output folder", [&] {
-        if (ranks.is_first()) moved = out.prepare(t.resumed_from, t.step, t.damaged);
+        if (!ranks.is_first()) return;
+        moved = out.prepare(t.resumed_from, t.step, t.damaged);
+        write_file(out.folder(), run_config_name, run_config(options));
     });
     const std::string logged = ranks.gather("logged", out.logged_text())[0];
     ranks.together("output folder", [&] {
@@ -413,9 +438,10 @@ int run_training(const Options& options, const Ranks& ranks) {
     if (!t.warnings.empty()) log.print(t.warnings);
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
     ranks.together("log", [&] {
-        log.describe_run(computing_device(), count_parameters(t.config), ranks.count, origin_of(t));
+        log.describe_run(computing_device(options), count_parameters(t.config), ranks.count, origin_of(t));
         log.start(to_json(options));
     });
+    const bool under_launcher = ranks.count > 1 && options.devices == 1;
     const auto [saved, signal] = train(t, out, log, std::move(saves), shape.peak_flops);
     ranks.barrier();  // none ends while another one needs it
     if (ranks.is_first()) {
@@ -426,6 +452,11 @@ int run_training(const Options& options, const Ranks& ranks) {
                   plot);
         if (!signal && parent_of(saved) == options.out)
             log.print(next_commands(options.out, t.data.tokenizer.has_value()));
+        if (signal) {
+            log.print(std::string("to continue the run") +
+                      (under_launcher ? ", with the same launcher:" : ":"));
+            log.print("  " + resume_command(program, options));
+        }
     }
     return signal ? exit_code_of(signal) : 0;
 }
@@ -434,16 +465,17 @@ int run_training(const Options& options, const Ranks& ranks) {
 int plan_training(const Options& options, int64_t count) {
     Ranks planned;
     planned.count = count;
-    return finish_dry_run(Trainer(options, {}, planned));
+    Trainer plan(planned_options(options), {}, planned);
+    return finish_dry_run(plan);
 }
 
 // Work of the first rank alone. Nothing if the options ask for a run.
 std::optional<int> run_once(const Options& options, int64_t ranks) {
     if (options.list_kernels) return list_kernels(), 0;
     if (options.print_config) return std::fputs(to_toml(options).c_str(), stdout), 0;
-    if (options.train_data.empty()) fail("--train-data: expected a pattern of files, found none");
     computing_context();  // a machine without the device is told so before any work
     if (options.dry_run) return plan_training(options, ranks);
+    if (options.train_data.empty()) fail("--train-data: expected a pattern of files, found none");
     return {};
 }
 
@@ -485,7 +517,7 @@ int run_program(int argc, char** argv) {
     }
     ranks.connect_devices(end_abandoned);
     try {
-        return run_training(options, ranks);
+        return run_training(argv[0], options, ranks);
     } catch (const AgreedError&) {
         throw;
     } catch (...) {

@@ -12,6 +12,8 @@
 #include "checkpoint/config_json.h"
 #include "core/json.h"
 #include "native.h"
+#include "run/flag_table.h"
+#include "train/estimate.h"
 #include "train/evaluate.h"
 
 namespace py = pybind11;
@@ -27,7 +29,9 @@ struct JoinedRanks {
     Ranks joined;
 
     explicit JoinedRanks(const Options& options) : joined(find_launch(), Patience(options)) {
-        joined.together("options", [&] { check_launch(joined, options); });
+        Options launched = options;
+        launched.devices = 1;  // a script starts no processes
+        joined.together("options", [&] { check_launch(joined, launched); });
         joined.compare(options, {});
         joined.connect_devices();
     }
@@ -41,16 +45,17 @@ struct JoinedTrainer : private JoinedRanks, Trainer {
 };
 using LockedTrainer = Locked<JoinedTrainer>;
 
-// config: a TOML file, or "". layers: objects as JSON, each with the prefix of messages about it.
+// config: a TOML file, "", or None, as parse_options() takes it. layers: what begins the messages about an object with its keys, and
+// the object as JSON.
 using Layers = std::vector<std::pair<std::string, std::string>>;
 
-Options options_of(const std::string& config, const Layers& layers) {
+Options options_of(const std::optional<std::string>& config, const Layers& layers) {
     std::vector<OptionValues> values;
     for (const auto& [where, text] : layers) values.push_back({where, parse_json(text, where + "options")});
     return parse_options(config, values);
 }
 
-std::unique_ptr<LockedTrainer> make_trainer(const std::string& config, const Layers& layers) {
+std::unique_ptr<LockedTrainer> make_trainer(const std::optional<std::string>& config, const Layers& layers) {
     const Options options = options_of(config, layers);
     const py::gil_scoped_release others_run_on;
     return std::make_unique<LockedTrainer>(options);
@@ -153,15 +158,45 @@ void carry(LockedTrainer& t, const std::string& name, const std::string& text) {
     replace_tokenizer_file(t.tokenizer_files, name, text);
 }
 
+py::dict plan(const Layers& layers, int64_t devices, const std::string& device, const std::string& memory) {
+    Options options = options_of("", layers);
+    options.dry_run = true;
+    options.device = device;
+    for (const FlagRow& flag : flags())
+        if (flag.name == "device-memory") assign(options, flag, memory, "--device-memory");
+    options = planned_options(options);
+    const PlannedDevice planned_device = find_device(device);
+    Ranks ranks;
+    ranks.count = devices;
+    Trainer t(options, {}, ranks);
+    const Estimate e = estimate_step(t, planned_device);
+    py::dict d;
+    d["device"] = planned_device.name;
+    d["available"] = options.device_memory.bytes;
+    d["memory"] = e.memory;
+    d["seconds"] = e.seconds;
+    d["flops"] = e.flops;
+    d["moved"] = e.moved;
+    d["exchanged"] = e.exchanged;
+    d["micro_batches"] = t.accumulation;
+    d["tokens_per_step"] = t.tokens_per_step();
+    d["parameters"] = count_parameters(t.config);
+    d["assumptions"] = assumptions(planned_device);
+    return d;
+}
+
 }  // namespace
 
 void define_trainer(py::module_& m) {
     m.def(
         "options",
-        [](const std::string& config, const Layers& layers) {
+        [](const std::optional<std::string>& config, const Layers& layers) {
             return to_json(options_of(config, layers)).dump();
         },
         py::arg("config"), py::arg("layers"), "The options of a run, resolved, as JSON.");
+    m.def("plan", &plan, py::arg("layers"), py::arg("devices"), py::arg("device"), py::arg("memory"),
+          "What a run takes on `devices` of the device, each with `memory` bytes (0: those of the table), as "
+          "--dry-run says it.");
     py::class_<LockedTrainer>(m, "Trainer")
         .def(py::init(&make_trainer), py::arg("config"), py::arg("layers"))
         .def("step", &step)

@@ -182,23 +182,24 @@ const Fields& fields() {
 #define LLAMAC_FLAG(member) Fields::value_type(#member, field(&Options::member))
     static const Fields all = table_of(
         LLAMAC_FLAG(config), LLAMAC_FLAG(print_config), LLAMAC_FLAG(list_kernels), LLAMAC_FLAG(dry_run),
-        LLAMAC_FLAG(device_memory), LLAMAC_FLAG(model), LLAMAC_FLAG(init), LLAMAC_FLAG(train_data),
-        LLAMAC_FLAG(val_data), LLAMAC_FLAG(tokenizer), LLAMAC_FLAG(document_mask), LLAMAC_FLAG(seq_len),
-        LLAMAC_FLAG(batch_size), LLAMAC_FLAG(total_batch_size), LLAMAC_FLAG(seed), LLAMAC_FLAG(data_skip),
-        LLAMAC_FLAG(steps), LLAMAC_FLAG(lr), LLAMAC_FLAG(min_lr_frac), LLAMAC_FLAG(warmup_steps),
-        LLAMAC_FLAG(schedule), LLAMAC_FLAG(weight_decay), LLAMAC_FLAG(beta1), LLAMAC_FLAG(beta2),
-        LLAMAC_FLAG(grad_clip), LLAMAC_FLAG(skip_nonfinite), LLAMAC_FLAG(verify_every), LLAMAC_FLAG(dtype),
-        LLAMAC_FLAG(grad_dtype), LLAMAC_FLAG(master_weights), LLAMAC_FLAG(optimizer_state),
-        LLAMAC_FLAG(matmul_dtype), LLAMAC_FLAG(fp8_recipe), LLAMAC_FLAG(fp8_gradients),
-        LLAMAC_FLAG(fp8_weights), LLAMAC_FLAG(fp8_head), LLAMAC_FLAG(fp8_keep_first),
-        LLAMAC_FLAG(fp8_keep_last), LLAMAC_FLAG(recompute), LLAMAC_FLAG(kernel), LLAMAC_FLAG(tune),
-        LLAMAC_FLAG(gemm_cache), LLAMAC_FLAG(graphs), LLAMAC_FLAG(devices), LLAMAC_FLAG(zero),
-        LLAMAC_FLAG(shard_group), LLAMAC_FLAG(reduce_dtype), LLAMAC_FLAG(collective_timeout),
-        LLAMAC_FLAG(out), LLAMAC_FLAG(resume), LLAMAC_FLAG(checkpoint_every), LLAMAC_FLAG(keep_checkpoints),
-        LLAMAC_FLAG(checkpoint_async), LLAMAC_FLAG(log_every), LLAMAC_FLAG(watchdog), LLAMAC_FLAG(val_every),
-        LLAMAC_FLAG(val_steps), LLAMAC_FLAG(eval_every), LLAMAC_FLAG(eval_tasks), LLAMAC_FLAG(sample_every),
-        LLAMAC_FLAG(sample_tokens), LLAMAC_FLAG(sample_temperature), LLAMAC_FLAG(sample_top_k),
-        LLAMAC_FLAG(sample_prompt_ids), LLAMAC_FLAG(profile));
+        LLAMAC_FLAG(device_memory), LLAMAC_FLAG(device), LLAMAC_FLAG(model), LLAMAC_FLAG(init),
+        LLAMAC_FLAG(train_data), LLAMAC_FLAG(val_data), LLAMAC_FLAG(tokenizer), LLAMAC_FLAG(document_mask),
+        LLAMAC_FLAG(seq_len), LLAMAC_FLAG(batch_size), LLAMAC_FLAG(total_batch_size), LLAMAC_FLAG(seed),
+        LLAMAC_FLAG(data_skip), LLAMAC_FLAG(steps), LLAMAC_FLAG(lr), LLAMAC_FLAG(min_lr_frac),
+        LLAMAC_FLAG(warmup_steps), LLAMAC_FLAG(schedule), LLAMAC_FLAG(weight_decay), LLAMAC_FLAG(beta1),
+        LLAMAC_FLAG(beta2), LLAMAC_FLAG(grad_clip), LLAMAC_FLAG(skip_nonfinite), LLAMAC_FLAG(verify_every),
+        LLAMAC_FLAG(dtype), LLAMAC_FLAG(grad_dtype), LLAMAC_FLAG(master_weights),
+        LLAMAC_FLAG(optimizer_state), LLAMAC_FLAG(matmul_dtype), LLAMAC_FLAG(fp8_recipe),
+        LLAMAC_FLAG(fp8_gradients), LLAMAC_FLAG(fp8_weights), LLAMAC_FLAG(fp8_head),
+        LLAMAC_FLAG(fp8_keep_first), LLAMAC_FLAG(fp8_keep_last), LLAMAC_FLAG(recompute), LLAMAC_FLAG(kernel),
+        LLAMAC_FLAG(tune), LLAMAC_FLAG(gemm_cache), LLAMAC_FLAG(graphs), LLAMAC_FLAG(devices),
+        LLAMAC_FLAG(zero), LLAMAC_FLAG(shard_group), LLAMAC_FLAG(reduce_dtype),
+        LLAMAC_FLAG(collective_timeout), LLAMAC_FLAG(out), LLAMAC_FLAG(resume), LLAMAC_FLAG(checkpoint_every),
+        LLAMAC_FLAG(keep_checkpoints), LLAMAC_FLAG(checkpoint_async), LLAMAC_FLAG(log_every),
+        LLAMAC_FLAG(watchdog), LLAMAC_FLAG(val_every), LLAMAC_FLAG(val_steps), LLAMAC_FLAG(eval_every),
+        LLAMAC_FLAG(eval_tasks), LLAMAC_FLAG(sample_every), LLAMAC_FLAG(sample_tokens),
+        LLAMAC_FLAG(sample_temperature), LLAMAC_FLAG(sample_top_k), LLAMAC_FLAG(sample_prompt_ids),
+        LLAMAC_FLAG(profile));
     return all;
 }
 
@@ -229,6 +230,7 @@ std::vector<FlagRow> read_flags() {
         flag.high_excluded = row.contains("below");
         flag.high = row.value(flag.high_excluded ? "below" : "max", flag.high);
         flag.in_file = row.value("key", true);
+        flag.path = row.value("path", "");
         flag.field = fields().at(member_of(flag.name));
         flags.push_back(flag);
     }

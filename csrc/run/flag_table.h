@@ -25,6 +25,8 @@ struct FlagRow {
     double low = -std::numeric_limits<double>::infinity(), high = std::numeric_limits<double>::infinity();
     bool high_excluded = false;
     bool in_file = true;  // also a key of the TOML file
+    std::string
+        path;  // "one", "list": the value is a path, or several, separated by commas; "": another text
     FlagField field;
 };
 

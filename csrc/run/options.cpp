@@ -9,6 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "core/embedded.h"
+#include "core/file.h"
 #include "core/folder.h"
 #include "core/json.h"
 #include "core/safetensors.h"
@@ -70,11 +72,59 @@ const FlagRow& flag_of(const std::string& key, const std::string& where) {
     fail(where, "unknown key ", quote(key), suggestion(key, ""));
 }
 
-void read_file(Options& options, const std::string& path) {
+void read_flags_of(Options& options, const std::string& path) {
     for (const TomlEntry& entry : read_toml(path)) {
         const std::string where = path + ": line " + std::to_string(entry.line) + ": ";
         assign(options, flag_of(entry.key, where), entry.value, where + entry.key);
     }
+}
+
+// Behind the last key of a run's configuration: a file that was cut, or is another program's, lacks it.
+constexpr const char* run_config_end = "# end of the run's configuration\n";
+
+// Applies `change` to each path that the flag's value names.
+template <class Change>
+std::string change_paths(const FlagRow& flag, const std::string& value, const Change& change) {
+    if (value.empty() || value == "auto" || value == "none") return value;
+    if (flag.path == "one") return change(value);
+    std::istringstream list(value);
+    std::string changed;
+    for (std::string path; std::getline(list, path, ',');)
+        changed += (changed.empty() ? "" : ",") + change(path);
+    return changed;
+}
+
+std::string working_directory() {
+    std::error_code none;  // of a process whose directory was removed
+    return std::filesystem::current_path(none).string() + "/";
+}
+
+// The file of the run that --resume asks for; "": there is none, or --config names another one.
+std::string find_run_config(const Options& o) {
+    if (!o.config.empty() || o.resume == "") return "";
+    const std::string path = (o.resume ? parent_of(*o.resume) : o.out) + "/" + run_config_name;
+    return exists(path) ? path : "";
+}
+
+// Paths below the working directory become relative, as they were given. The run lies where its file does.
+void read_run_config(Options& options, const std::string& path) {
+    const std::string text = read_file(path), end = run_config_end;
+    if (text.size() < end.size() || text.compare(text.size() - end.size(), end.size(), end) != 0)
+        fail(path, ": expected the configuration that a run wrote, down to its last line, found ",
+             text.empty() ? "an empty file" : "another file or a part of it",
+             "; remove it and pass the flags of the run, or pass --config FILE");
+    read_flags_of(options, path);
+    const std::string here = working_directory();
+    for (const FlagRow& flag : flags()) {
+        if (flag.path.empty()) continue;
+        const std::string value = change_paths(flag, flag.field.get(options), [&](const std::string& p) {
+            return p.rfind(here, 0) == 0 && p.size() > here.size() ? p.substr(here.size()) : p;
+        });
+        assign(options, flag, value, path + ": " + flag.name);
+    }
+    options.out = parent_of(path);
+    options.run_config = path;
+    options.run_values = to_json(options);
 }
 
 // The values of a flag on the command line.
@@ -156,8 +206,9 @@ void resolve(Options& options) {
     const Options defaults;
     if (options.train_data != defaults.train_data && options.val_data == defaults.val_data)
         options.val_data.clear();
-    if (options.device_memory.bytes > 0 && !options.dry_run)
-        fail("--device-memory: expected only with --dry-run, found a run");
+    if (!options.dry_run && (options.device_memory.bytes > 0 || !options.device.empty()))
+        fail(options.device.empty() ? "--device-memory" : "--device",
+             ": expected only with --dry-run, found a run");
     for (const std::string& choice : options.kernel) {
         const size_t equals = choice.find('=');
         if (equals == choice.npos || equals == 0 || equals + 1 == choice.size())
@@ -206,18 +257,30 @@ Options parse_options(int argc, const char* const* argv) {
         }
     };
     assign_flags(false);
-    if (!options.config.empty()) read_file(options, options.config);
     assign_flags(true);
+    if (const std::string run = find_run_config(options); !run.empty()) {
+        read_run_config(options, run);
+        assign_flags(true);
+    } else if (!options.config.empty()) {
+        read_flags_of(options, options.config);
+        assign_flags(true);
+    }
     resolve(options);
     return options;
 }
 
-Options parse_options(const std::string& config, const std::vector<OptionValues>& layers) {
+Options parse_options(const std::optional<std::string>& config, const std::vector<OptionValues>& layers) {
     Options options;
-    if (!config.empty()) read_file(options, config);
-    for (const auto& [where, values] : layers)
-        for (const auto& [key, value] : values.items())
-            assign(options, flag_of(key, where), value, where + key);
+    const auto assign_layer = [&](const OptionValues& layer) {
+        for (const auto& [key, value] : layer.values.items())
+            assign(options, flag_of(key, layer.where), value, layer.where + key);
+    };
+    if (config && !config->empty()) read_flags_of(options, *config);
+    for (const OptionValues& layer : layers) assign_layer(layer);
+    if (const std::string run = config ? "" : find_run_config(options); !run.empty()) {
+        read_run_config(options, run);
+        assign_layer(layers.back());
+    }
     resolve(options);
     return options;
 }
@@ -304,6 +367,45 @@ std::string to_toml(const Options& options) {
         text += flag.name + " = " + toml_value(flag.field.get(options)) + "\n";
     }
     return text;
+}
+
+std::string run_config(const Options& options) {
+    Options absolute = options;
+    const std::string here = working_directory();
+    for (const FlagRow& flag : flags()) {
+        if (flag.path.empty()) continue;
+        const std::string value = change_paths(flag, flag.field.get(options), [&](const std::string& path) {
+            const bool preset =
+                flag.name == "model" && find_embedded("models/" + path + ".json") && !is_folder(path);
+            return path[0] == '/' || preset ? path : here + path;
+        });
+        assign(absolute, flag, value, flag.name);
+    }
+    // The run began where it says, not where it was resumed last.
+    if (!options.resume && !options.run_values.empty())
+        assign(absolute, flag_of("resume", ""), options.run_values["resume"], "resume");
+    return "# The configuration of this run. train_llama3 --resume auto --out DIR continues it.\n" +
+           to_toml(absolute) + run_config_end;
+}
+
+std::string shell_word(const std::string& word) {
+    const char* const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-";
+    if (!word.empty() && word.find_first_not_of(plain) == word.npos) return word;
+    std::string text = "'";
+    for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
+    return text + "'";
+}
+
+std::string resume_command(const std::string& program, const Options& options) {
+    std::string command = shell_word(program) + " --resume auto --out " + shell_word(options.out);
+    const Options defaults;
+    for (const FlagRow& flag : flags()) {
+        const json value = flag.field.get(options);
+        if (flag.in_file || flag.name == "config" || value == flag.field.get(defaults)) continue;
+        command +=
+            " --" + flag.name + " " + shell_word(value.is_string() ? value.get<std::string>() : value.dump());
+    }
+    return command;
 }
 
 std::vector<std::pair<std::string, Rows>> configuration_rows(const Options& options) {

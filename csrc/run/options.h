@@ -30,6 +30,7 @@ struct Options {
     std::string config;
     bool print_config, list_kernels, dry_run;
     MemorySize device_memory;
+    std::string device;
 
     // Model
     std::string model;
@@ -85,19 +86,25 @@ struct Options {
     std::vector<int32_t> sample_prompt_ids;
     int64_t profile;
 
+    // The configuration of the run that --resume continues: its file, "" if it has none, and the values in it.
+    std::string run_config;
+    nlohmann::ordered_json run_values;
+
     Options();  // the defaults of the table
 };
 
-// Reads the command line and the file that --config names, and checks each value and their combinations.
-// Throws Error naming the flag, or the file, line and key. --help prints the flags and ends the program.
+// Reads the command line and the file that --config names, or, without --config, the run_config() of the run that --resume
+// continues, and checks each value and their combinations. Throws Error naming the flag, or the file, line and key.
+// --help prints the flags and ends the program.
 Options parse_options(int argc, const char* const* argv);
 // A JSON object with a file's keys; `where` begins the messages about it.
 struct OptionValues {
     std::string where;
     nlohmann::json values;
 };
-// The same for a file ("": none) and objects, each of which overrides the values before it.
-Options parse_options(const std::string& config, const std::vector<OptionValues>& layers);
+// The same for a file ("": none; nullopt: none but the run_config() of the run that the last object asks to resume) and
+// objects, each of which overrides the values before it.
+Options parse_options(const std::optional<std::string>& config, const std::vector<OptionValues>& layers);
 
 // The learning rate's schedule.
 Schedule schedule_of(const Options& options);
@@ -113,6 +120,14 @@ int64_t shard_group(const Options& options, int64_t ranks);
 
 // The resolved configuration, one line per key; --config and Python's tomllib read back the same values.
 std::string to_toml(const Options& options);
+// OUT/config.toml, from which --resume continues the run: to_toml() with absolute paths, so that the working directory of the
+// resumed run does not matter.
+constexpr const char* run_config_name = "config.toml";
+std::string run_config(const Options& options);
+// A word of a command as a shell reads it, quoted where that is needed.
+std::string shell_word(const std::string& word);
+// The command that continues the run.
+std::string resume_command(const std::string& program, const Options& options);
 // The same as JSON, keys as in TOML, in the order of --help.
 nlohmann::ordered_json to_json(const Options& options);
 // (heading, "key value" pairs) for the table of the configuration.

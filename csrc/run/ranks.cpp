@@ -103,8 +103,8 @@ Launch join_launch() {
 
 void check_launch(const Ranks& ranks, const Options& options) {
     if (ranks.count > 1 && options.devices > 1 && options.devices != ranks.count)
-        fail("--devices ", options.devices,
-             ": expected no --devices if a launcher starts the processes, found ", ranks.count, " of them");
+        fail("--devices ", options.devices, ": expected 1, or as many as the launcher has started, found ",
+             ranks.count, " processes");
     micro_batches(options, ranks.count);
     shard_group(options, std::max(ranks.count, options.devices));
 }

@@ -22,11 +22,7 @@ struct Room {
 Room room_for(const Options& options, const Sharding& sharding, Backend backend) {
     const int64_t given = options.device_memory.bytes;  // another machine's device, all of it free
     if (backend == Backend::host && given == 0) return {device_memory(), 0};
-    // For kernels that it loads at their first call, graphs and the matrix products' library; and of NCCL, which makes a
-    // communicator's buffers at its first collective. On two H100s a run with three communicators took 0.97 GiB in all.
-    constexpr int64_t loaded = int64_t{512} << 20, communicator = int64_t{192} << 20;
-    return {given > 0 ? DeviceMemoryInfo{given, given} : device_memory(),
-            loaded + sharding.communicators() * communicator};
+    return {given > 0 ? DeviceMemoryInfo{given, given} : device_memory(), runtime_bytes(sharding)};
 }
 
 std::string gib(int64_t bytes) {
@@ -141,6 +137,13 @@ std::string least_change(const Config& config, const Options& options, int64_t r
 }
 
 }  // namespace
+
+int64_t runtime_bytes(const Sharding& sharding) {
+    // For kernels that it loads at their first call, graphs and the matrix products' library; and of NCCL, which makes a
+    // communicator's buffers at its first collective. On two H100s a run with three communicators took 0.97 GiB in all.
+    constexpr int64_t loaded = int64_t{512} << 20, communicator = int64_t{192} << 20;
+    return loaded + sharding.communicators() * communicator;
+}
 
 std::vector<MemoryRow> memory_rows(const Model& model, bool allocated) {
     std::vector<MemoryRow> rows;

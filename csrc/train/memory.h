@@ -14,6 +14,9 @@ struct MemoryRow {
     bool is_on_host = false;  // not part of the total
 };
 
+// The memory that a device's runtime takes beside the model.
+int64_t runtime_bytes(const Sharding& sharding);
+
 // The model's tensors by group, and the memory of the runtime and of other programs.
 std::vector<MemoryRow> memory_rows(const Model& model, bool allocated);
 

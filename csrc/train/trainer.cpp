@@ -11,6 +11,7 @@
 #include "checkpoint/config_json.h"
 #include "checkpoint/resume.h"
 #include "checkpoint/weights.h"
+#include "core/folder.h"
 #include "core/library_gemm.h"
 #include "ops/adamw.h"
 #include "platform/ranges.h"
@@ -82,9 +83,64 @@ ModelOptions verifiable_model_options(const Config& config, const Options& o, co
     return model_options(chosen, ranks.own, ranks.count);
 }
 
+void warn_of_changes(Trainer& t, const Manifest* manifest) {
+    const std::string changed =
+        changed_flags(manifest, t.options, t.data.train ? t.data.train->sequences : 0);
+    if (!changed.empty())
+        t.warn((manifest ? t.resumed_from : t.options.run_config) +
+               ": continues with other settings: " + changed);
+}
+
+// A plan needs no files yet: without those that are missing.
+Options without_missing_files(const Options& o, std::string& warnings) {
+    Options found = o;
+    const auto leave_out = [&](const char* flag, const std::string& value) {
+        warnings += (warnings.empty() ? "--" : "\n--") + std::string(flag) + " " + value +
+                    ": no such file; planned without it";
+    };
+    for (const auto& [flag, data] :
+         {std::pair{"train-data", &found.train_data}, {"val-data", &found.val_data}})
+        if (!data->empty() && !has_files(*data)) {
+            leave_out(flag, *data);
+            data->clear();
+        }
+    if (found.tokenizer && !found.tokenizer->empty() && !exists(*found.tokenizer)) {
+        leave_out("tokenizer", *found.tokenizer);
+        found.tokenizer = "";
+    }
+    std::istringstream tasks(o.eval_tasks);
+    for (std::string file; std::getline(tasks, file, ',');)
+        if (!exists(file)) {
+            leave_out("eval-tasks", file);
+            found.eval_tasks.clear();
+        }
+    if (found.train_data.empty()) found.document_mask = false;  // whose documents need a tokenizer
+    return found;
+}
+
+// What a resumed run does not find may be named in its own file alone.
+template <class Call>
+auto naming_run_config(const Options& o, const Call& call) {
+    try {
+        return call();
+    } catch (const Error& error) {
+        if (o.run_config.empty()) throw;
+        fail(error.what(), "; flags that the command line does not have are from ", o.run_config);
+    }
+}
+
+// Where --out has no checkpoint yet, --resume auto begins again as the run began.
+ResumePoint find_resume_point(const Options& o, const Ranks& ranks) {
+    const ResumePoint found = find_checkpoint(o.out, o.resume, ranks);
+    if (!found.directory.empty() || o.resume || o.run_values.empty()) return found;
+    const std::string first = o.run_values["resume"];
+    return first == "auto" || first == "none" ? found : find_checkpoint(o.out, first, ranks);
+}
+
 void set_initial_weights(Trainer& t) {
     const Options& o = t.options;
     if (!o.resume) t.warn("--resume auto: no checkpoint in " + o.out + ": the run begins at step 0");
+    warn_of_changes(t, nullptr);
     if (o.init == Init::load) return t.warn(load_weights(t.model.parameters, o.model));
     std::error_code none;  // a path without access is no directory
     if (std::filesystem::is_directory(o.model, none) && find_weights(o.model).empty())
@@ -131,10 +187,7 @@ void resume(Trainer& t, const Manifest& manifest) {
         fail(t.resumed_from, "/config.json: is not the model that --model ", t.options.model, " means");
     if (const std::string not_taken = t.model.gemms.use(manifest.gemms); !not_taken.empty())
         t.warn(t.resumed_from + ": the matrix products' choices are " + not_taken + ": other bits");
-    if (const std::string changed =
-            changed_flags(manifest, t.options, t.data.train ? t.data.train->sequences : 0);
-        !changed.empty())
-        t.warn(t.resumed_from + ": continues with other settings: " + changed);
+    warn_of_changes(t, &manifest);
     resume_data(t, manifest);
     load_weights(t.model.parameters, t.resumed_from);
     const std::vector<std::string> states = files_of(manifest, "optimizer", t.resumed_from);
@@ -150,11 +203,13 @@ Trainer::StepBuffers::StepBuffers(int64_t tokens, int64_t hash_count, int64_t sl
 
 Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& among)
     : options(o),
-      config(model_config(o, warnings)),
+      config(naming_run_config(o, [&] { return model_config(o, warnings); })),
       ranks(among),
       accumulation(micro_batches(o, ranks.count)),
       data_skip(o.data_skip),
-      data(o, config, accumulation),
+      data(naming_run_config(
+          o,
+          [&] { return RunData(o.dry_run ? without_missing_files(o, warnings) : o, config, accumulation); })),
       model(config, verifiable_model_options(config, o, ranks), ranks.communicator.get()),
       max_in_flight(ahead.value_or(model.context.backend == Backend::device ? 1 : 0)),
       batches(model, max_in_flight + 1, accumulation,
@@ -181,7 +236,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
                              model.fp8 ? model.fp8->slots : 0);
     while (ends.size() <= buffers.size()) ends.emplace_back();
     warn(take_gemm_choices(model.gemms, o));
-    const ResumePoint point = find_checkpoint(o.out, o.resume, ranks);
+    const ResumePoint point = find_resume_point(o, ranks);
     resumed_from = point.directory;
     for (const DamagedName& each : point.damaged) {
         damaged.push_back(each.name);

@@ -41,8 +41,8 @@ def _parser() -> Parser:
     add("--dataset", metavar="NAME[:CONFIG]", help="the same as the input hub:NAME[:CONFIG] (needs datasets)")
     add("--split", default="train", metavar="S", help="split of --dataset or of a folder of several (train)")
     add("--local", metavar="PATH", help="local copy of the named data set's files, instead of a download")
-    which = "field or column of the text, in JSON lines and tables (text, or the only one with text)"
-    add("--field", metavar="F", help=which)
+    field = "field or column of the text, in JSON lines and tables (text, or the only one with text)"
+    add("--field", metavar="F", help=field)
     add("--format", default="auto", choices=["auto", *KINDS], help="format, if file names do not show it")
     what = r"string between documents of a text file, \n: line end (default: a file is one document)"
     add("--separator", metavar="S", help=what)

@@ -32,12 +32,13 @@ def _json(values: dict[str, Any]) -> str:
     return json.dumps(found)
 
 
-def _layers(config: Any) -> tuple[str, list[tuple[str, str]]]:
-    """The TOML file and the values, with what begins messages, that Trainer's first argument means."""
+def _layers(config: Any) -> tuple[str | None, list[tuple[str, str]]]:
+    """The TOML file (None: that of the run that the flags resume) and the values, with what begins messages,
+    that Trainer's first argument means."""
     if isinstance(config, SimpleNamespace):
         return "", [("", _json(vars(config)))]
     if config is None:
-        return "", [("", _json(_NO_DATA))]
+        return None, [("", _json(_NO_DATA))]
     path = Path(config)
     if path.suffix == ".toml":
         return str(path), []
@@ -58,7 +59,8 @@ class Trainer:
     config: a TOML file that `--config` takes; a preset's name; a Hugging Face directory, with whose weights,
     where it has any, the run begins (unless `init="random"`); a checkpoint, Trainer's or the program's, that
     it goes on from, with the run's options; or another Trainer's options. flags: the program's flags over
-    these, with underscores: `Trainer("tiny", lr=1e-3)`. Options, files and checkpoints name training and
+    these, with underscores: `Trainer("tiny", lr=1e-3)`. Without config, `Trainer(resume="auto", out=OUT)`
+    goes on with the run in OUT, by its config.toml. Options, files and checkpoints name training and
     validation data, which are opened; a model alone names none, nor does `train_data="none"`. A run's
     learning rates follow its schedule, so `steps` says how long it will be.
 

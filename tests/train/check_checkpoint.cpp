@@ -103,16 +103,15 @@ TEST(check_resume_rules) {
                            with_flags({"--lr", "1", "--batch-size", "4", "--total-batch-size", "2048"}));
           }).empty());
     check(error_of([&] { check_resume(m, "d", with_flags({"--batch-size", "4"}), 2); }).empty());
-    check(changed_flags(m, Options(), 5).empty());
+    check(changed_flags(&m, Options(), 5).empty());
     Manifest counted = m;
     counted.sequences = 7;
     const std::string changed =
-        changed_flags(counted, with_flags({"--lr", "1", "--out", "x", "--sample-every", "1"}), 5);
-    check(
-        changed ==
-            "--lr was 0.003, is 1.0, sequences of training data, whose order depends on their number: was 7, "
-            "is 5",
-        changed);
+        changed_flags(&counted, with_flags({"--lr", "1", "--out", "x", "--sample-every", "1"}), 5);
+    check(changed ==
+              "--lr was 0.003, is 1.0, --sample-every was 200, is 1, sequences of training data, whose order "
+              "depends on their number: was 7, is 5",
+          changed);
     const std::vector<std::vector<const char*>> differ = {
         {"--seed", "43"},    {"--seq-len", "128"},          {"--batch-size", "4"},
         {"--dtype", "bf16"}, {"--optimizer-state", "bf16"}, {"--master-weights", "off"},

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import time
+import tomllib
 import warnings
 from datetime import datetime
 from pathlib import Path
@@ -250,6 +251,101 @@ def test_both_refuse_in_the_same_words(train, data, whole, tmp_path, change):
 def test_what_a_resumed_run_may_not_change(train, data, whole, tmp_path, changes, expected):
     line = [*flags(data, tmp_path / "out", **changes), "--resume", whole / "step_000008"]
     assert expected in one_line(train(*line, code=2)) and not (tmp_path / "out").exists()
+
+
+# A run knows itself
+
+
+def line_of(said: str, part: str) -> str:
+    (line,) = (line for line in said.splitlines() if part in line)
+    return line
+
+
+@pytest.mark.program
+def test_a_run_knows_itself(train, data, tmp_path):
+    """--resume without other flags, from another folder, of a run that was moved; to the same bits."""
+    extra = {"lr": 0.02, "total_batch_size": 128, "schedule": "constant", "kernel": "rope_forward=reference"}
+    train(*flags(data, tmp_path / "whole", **extra))
+    away = {"cwd": tmp_path, "env": os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}}
+    first = flags(Path(os.path.relpath(data, tmp_path)), "out", **extra, steps=4, resume="auto")
+    assert "no checkpoint in out" in train(*first, **away).stdout
+    values = tomllib.loads((tmp_path / "out/config.toml").read_text())
+    assert values["train-data"] == f"{tmp_path}/{os.path.relpath(data, tmp_path)}/train_*.bin"
+    assert (values["out"], values["model"], values["lr"]) == (f"{tmp_path}/out", MODEL, 0.02)
+    (tmp_path / "out").rename(tmp_path / "moved")
+    said = train("--resume", "auto", "--out", tmp_path / "moved", "--steps", "6", "--log-every", "3").stdout
+    line = line_of(said, "continues with other settings")
+    assert line.endswith("settings: --steps was 4, is 6, --log-every was 1, is 3")
+    said = train("--resume", tmp_path / "moved/step_000006", "--steps", "8").stdout
+    assert line_of(said, "continues with other settings").endswith("settings: --steps was 6, is 8")
+    assert "other settings" not in train("--resume", "auto", "--out", "moved", **away).stdout
+    assert bits(tmp_path / "moved") == bits(tmp_path / "whole")
+    values = tomllib.loads((tmp_path / "moved/config.toml").read_text())
+    assert (values["out"], values["steps"], values["log-every"]) == (f"{tmp_path}/moved", 8, 3)
+    again = train("--resume", "none", "--config", tmp_path / "moved/config.toml", "--log-every", "9")
+    assert line_of(again.stdout, "now in").endswith("moved/previous_1") and bits(tmp_path / "moved")
+    assert (tmp_path / "moved/previous_1/config.toml").exists()
+
+
+@pytest.mark.program
+def test_a_run_that_was_resumed_before_its_first_checkpoint(train, data, tmp_path):
+    """It begins where it began: at another run's checkpoint."""
+    train(*flags(data, tmp_path / "a", steps=4))
+    more = {"steps": 8, "checkpoint_every": -1}
+    train(*flags(data, tmp_path / "b", **more, resume=tmp_path / "a/step_000004"))
+    said = train("--resume", "auto", "--out", tmp_path / "b", "--checkpoint-every", "4").stdout
+    assert f"resuming from {tmp_path}/a/step_000004" in said
+    assert "--checkpoint-every was -1, is 4" in said
+    assert (tmp_path / "b/step_000008").exists()
+
+
+@pytest.mark.parametrize(
+    "change, expected",
+    [
+        (lambda text: "", "config.toml: expected the configuration that a run wrote, .* found an empty file"),
+        (lambda text: text[: text.index("lr =")], "config.toml: expected .* found another file or a part"),
+        (lambda text: 'name = "other"\n', "config.toml: expected .* found another file .*; remove it"),
+        (lambda text: text.replace("lr =", "lr = x"), r"config.toml: line \d+: "),
+        (lambda text: text.replace("lr =", "rate ="), r"config.toml: line \d+: unknown key \"rate\""),
+        (lambda text: text.replace("seed = 42", "seed = 7"), "was written with --seed 42, .* found 7"),
+        (lambda text: text.replace("/train_*", "/gone_*"), "gone_.*; flags .* are from .*config.toml"),
+        (lambda text: re.sub("model = .*", 'model = "/gone"', text), "/gone.*; flags .* are from .*config"),
+    ],
+)
+def test_a_damaged_or_foreign_configuration(train, data, whole, tmp_path, change, expected):
+    shutil.copytree(whole, tmp_path / "out")
+    config = tmp_path / "out/config.toml"
+    config.write_text(change(config.read_text()))
+    line = one_line(train("--resume", "auto", "--out", tmp_path / "out", code=2))
+    assert re.search(expected, line), line
+    with pytest.raises(InputError) as error:
+        llamac.Trainer(resume="auto", out=tmp_path / "out")
+    assert str(error.value) == line.removeprefix("train_llama3: ")
+
+
+@pytest.mark.program
+def test_a_run_without_a_configuration_is_resumed_by_flags(train, data, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "out")
+    (tmp_path / "out/config.toml").unlink()
+    again = [*flags(data, tmp_path / "out", steps=10), "--resume", "auto"]
+    assert "settings: --steps was 8, is 10" in train(*again).stdout
+    assert (tmp_path / "out/step_000010").exists() and (tmp_path / "out/config.toml").exists()
+
+
+@pytest.mark.program
+def test_what_a_resume_may_not_change(train, whole):
+    """Also of a run that knows itself; its configuration stays as it was."""
+    before = (whole / "config.toml").read_bytes()
+    for flag, value in {"--seed": "7", "--steps": "7", "--dtype": "bf16", "--lr": "-1"}.items():
+        assert flag in one_line(train("--resume", "auto", "--out", whole, flag, value, code=2))
+    assert (whole / "config.toml").read_bytes() == before
+
+
+def test_a_trainer_resumes_a_run_by_its_folder(whole):
+    """As the program: the run's values, and flags that override them, each of which is said."""
+    with pytest.warns(UserWarning, match="settings: --steps was 8, is 9, --lr was 0.003, is 0.5$"):
+        trainer = llamac.Trainer(resume="auto", out=whole, steps=9, lr=0.5)
+    assert trainer.steps_done == 8 and trainer.options.batch_size == 4 and trainer.step() > 0
 
 
 def test_another_run_is_not_damaged(train, data, whole, tmp_path):

@@ -350,7 +350,8 @@ def test_a_resume_says_what_is_not_as_it_was(train, data, tmp_path):
     changed = flags(data, tmp_path / "out", lr=0.5, train_data=train_data)
     said = train(*changed, "--resume", "auto").stdout
     assert (
-        "continues with other settings: --steps was 4, is 8, --lr was 0.003, is 0.5, --train-data was" in said
+        f'continues with other settings: --train-data was "{data}/train_*.bin", is "{train_data}", '
+        "--steps was 4, is 8, --lr was 0.003, is 0.5, sequences of training data" in said
     )
     assert re.search(r"sequences of training data.* was \d+, is \d+", said)
     assert "goes on with" not in train(*changed, "--resume", "auto").stdout

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from run import (
     tensors,
 )
 
+import llamac
 from llamac.data import write_bin
 
 pytestmark = pytest.mark.program
@@ -589,6 +591,20 @@ def test_an_interface_that_is_not_there(train, data, tmp_path):
     )
     assert 'GLOO_SOCKET_IFNAME: expected a network interface of this host, found "none0"' in one_line(done)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_knows_its_number_of_devices(train, data, tmp_path):
+    more = {"devices": 2, "batch_size": 2, "total_batch_size": 4 * T, "schedule": "constant"}
+    train(*flags(data, tmp_path / "whole", **more))
+    train(*flags(data, tmp_path / "out", **more, steps=4))
+    said = train("--resume", "auto", "--out", tmp_path / "out", "--steps", "8").stdout
+    assert "settings: --steps was 4, is 8\n" in said
+    assert [event["ranks"] for event in events(tmp_path / "out", "run")] == [2, 2]
+    assert numbers(tmp_path / "out") == numbers(tmp_path / "whole")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is said to differ: a script starts no processes
+        by_folder = llamac.Trainer(resume="auto", out=tmp_path / "out")
+        assert by_folder.steps_done == llamac.Trainer(tmp_path / "out/step_000008").steps_done == 8
 
 
 def test_a_missing_shard(train, data, tmp_path):

@@ -7,15 +7,17 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from run import T, V, bits, end, events, flags, one_line, until
+from run import ROOT, T, V, bits, end, events, flags, one_line, until
 
 from llamac.data import write_bin
 
@@ -44,10 +46,13 @@ def test_a_signal_ends_the_run_with_a_checkpoint(start, data, tmp_path, name):
     process.send_signal(getattr(signal, name))
     done = end(process, 128 + getattr(signal, name))
     step = saved_step(tmp_path)
-    assert done.stdout.splitlines()[-1].startswith(
-        f"interrupted by {name}: model {tmp_path}/step_{step:06d}, log "
-    )
+    interrupted, _, command = done.stdout.splitlines()[-3:]
+    assert interrupted.startswith(f"interrupted by {name}: model {tmp_path}/step_{step:06d}, log ")
     assert not done.stderr
+    last = [*shlex.split(command), "--steps", str(step + 1)]
+    again = subprocess.run(last, capture_output=True, text=True, cwd=ROOT)
+    assert again.returncode == 0 and f"--steps was 1000000, is {step + 1}" in again.stdout, again.stderr
+    assert saved_step(tmp_path) == step + 1
 
 
 def test_a_step_that_a_signal_interrupts_is_done_again(start, train, data, tmp_path):
@@ -86,11 +91,13 @@ def test_a_run_without_checkpoints(start, train, data, tmp_path):
 
 def test_a_signal_inside_a_step(start, data, tmp_path):
     """Within a micro-batch, of which this step has 131,072."""
-    process = start(*flags(data, tmp_path, val_data="", total_batch_size=(1 << 17) * 4 * T))
+    process = start(*flags(data, tmp_path, val_data="", total_batch_size=(1 << 17) * 4 * T, watchdog=5))
     until(lambda: (tmp_path / "log.jsonl").exists(), process)
     time.sleep(0.3)
     process.send_signal(signal.SIGTERM)
-    assert end(process, 143).stdout.splitlines()[-1].startswith("interrupted by SIGTERM: no model, log ")
+    said = end(process, 143).stdout.splitlines()
+    assert said[-3].startswith("interrupted by SIGTERM: no model, log ")
+    assert said[-1].endswith(f"train_llama3 --resume auto --out {tmp_path} --watchdog 5.0")
     assert not list(tmp_path.glob("step_*"))
 
 

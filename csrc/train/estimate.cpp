@@ -1,0 +1,136 @@
+#include "train/estimate.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "core/operation.h"
+#include "run/toml.h"
+#include "train/memory.h"
+
+namespace llamac {
+namespace {
+
+using nlohmann::json;
+
+std::string lower(std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+    return text;
+}
+
+// Adds the operations that are called in a dry run.
+struct Counter {
+    const PlannedDevice& device;
+    Estimate& sum;
+    double times = 1;  // that each call is counted
+
+    void add(const Call& call) {
+        const double flops = least_flops(call), bytes = least_bytes(call);
+        const double moving = bytes / (memory_share * device.memory_rate);
+        double computing = 0;
+        if (flops > 0) computing = flops / (product_share * rate(call.tensor[call.op->outputs].dtype));
+        sum.flops += times * flops;
+        if (moving > computing) sum.moved += times * bytes;
+        sum.seconds += times * std::max({computing, moving, least_seconds});
+    }
+
+  private:
+    double rate(DType dtype) const {
+        const auto found = device.flops.find(is_fp8(dtype) ? "fp8" : name(dtype));
+        if (found == device.flops.end())
+            fail("--device ", device.name, ": configs/tables/devices.toml has no rate of products in ",
+                 name(dtype));
+        return found->second;
+    }
+    static bool is_fp8(DType dtype) { return size_of(dtype) == 1; }
+};
+
+// Bytes that a rank sends in a step (model/zero.h): each gradient is summed, and each weight gathered, over the group.
+double exchanged_bytes(const Trainer& t) {
+    const Sharding& s = t.model.options.sharding;
+    if (s.ranks == 1) return 0;
+    const auto passes = static_cast<double>(t.accumulation);
+    const auto elements = static_cast<double>(count_parameters(t.config));
+    const Precision& p = t.model.options.precision;
+    const double gradients = elements * static_cast<double>(size_of(s.sums.value_or(p.gradients)));
+    const double weights = elements * static_cast<double>(size_of(p.weights));
+    const double group = static_cast<double>(s.group), part = (group - 1) / group;
+    double bytes = part * gradients * (s.shares_gradients() ? passes : 1);
+    bytes += part * (s.shares_weights() ? 2 * passes * weights : s.shares_states() ? weights : gradients);
+    const auto replicas = static_cast<double>(s.groups());
+    return bytes + 2 * (replicas - 1) / replicas * gradients / group;
+}
+
+}  // namespace
+
+PlannedDevice find_device(const std::string& wanted) {
+    const json table = read_table("devices");
+    std::string names;
+    const auto is_of = [](const json& row, const std::string& name) {
+        const json& own = row.at("names");
+        return std::find(own.begin(), own.end(), name) != own.end();
+    };
+    for (const json& row : table.at("device"))
+        for (const std::string name : row.at("names")) {
+            names += (names.empty() ? "" : ", ") + name;
+            if (wanted.empty() || lower(name).find(lower(wanted)) == name.npos) continue;
+            PlannedDevice device{name, row.value("gib", int64_t{0}) << 30, 1e9 * row.value("gbps", 0.0)};
+            for (const json& link : table.at("link"))
+                if (is_of(link, name))
+                    device.link_rate = 1e9 * link.at("gbps").get<double>() * link.at("links").get<double>();
+            for (const auto& [dtype, tflops] : row.at("tflops").items())
+                device.flops[dtype] = 1e12 * tflops.get<double>();
+            if (device.memory_rate == 0)
+                fail("--device ", wanted, ": configs/tables/devices.toml has no gbps of ", name);
+            return device;
+        }
+    fail("--device ", wanted, ": expected a part of one of the names ", names);
+}
+
+Options planned_options(const Options& options) {
+    Options planned = options;
+    if (planned.device.empty()) return planned;
+    const PlannedDevice device = find_device(planned.device);
+    planned.device = device.name;
+    if (planned.device_memory.bytes == 0) planned.device_memory.bytes = device.memory;
+    if (planned.device_memory.bytes == 0) fail("--device ", device.name, ": expected also --device-memory");
+    return planned;
+}
+
+std::string assumptions(const PlannedDevice& device) {
+    const auto percent = [](double share) { return std::to_string(std::lround(100 * share)) + "% of "; };
+    return "estimated for " + device.name + ", not measured: products at " + percent(product_share) +
+           "its published FLOP/s, other operations at " + percent(memory_share) +
+           "its memory's rate, exchanges " +
+           (device.link_rate > 0 ? "meanwhile, at " + percent(link_share) + "its links' within a host"
+                                 : "not counted") +
+           "; shares as runs on an H200 reach them; no validation, no checkpoints";
+}
+
+Estimate estimate_step(Trainer& t, const PlannedDevice& device) {
+    Model& m = t.model;
+    Estimate sum;
+    sum.memory = m.arena.bytes() + runtime_bytes(m.options.sharding);
+    Counter counter{device, sum};
+    const Observer observer{
+        .before = {}, .after_run = {}, .after_copy = {}, .planned = [&](const Call& call) {
+            counter.add(call);
+        }};
+    m.context.observer = &observer;
+    m.context.dry_run = true;
+    if (m.fp8) m.fp8->measured.assign(m.fp8->measured.size(), true);
+    forward_backward(m, true, t.accumulation == 1);
+    counter.times = static_cast<double>(t.accumulation - 1);
+    if (t.accumulation > 1) forward_backward(m, false);
+    counter.times = 1;
+    optimizer_step(m, {}, 0);
+    m.context.dry_run = false;
+    m.context.observer = nullptr;
+    sum.exchanged = exchanged_bytes(t);
+    if (device.link_rate > 0)
+        sum.seconds = std::max(sum.seconds, sum.exchanged / (link_share * device.link_rate));
+    return sum;
+}
+
+}  // namespace llamac

@@ -1,0 +1,43 @@
+// What a run takes on devices that it plans for, which this machine need not have: memory and, estimated, the time of a step.
+// Each operation of a dry run is counted by its description.
+#pragma once
+#include <map>
+#include <string>
+
+#include "train/trainer.h"
+
+namespace llamac {
+
+// A row of configs/tables/devices.toml.
+struct PlannedDevice {
+    std::string name;
+    int64_t memory = 0;                   // bytes; 0: not in the table
+    double memory_rate = 0;               // bytes per second; 0: not in the table
+    double link_rate = 0;                 // of all its links to the devices of its host; 0: not in the table
+    std::map<std::string, double> flops;  // per second, of products with operands of a dtype
+};
+
+// The first row with a name that contains `name`, in any case: "mi300x". Throws Error if there is none.
+PlannedDevice find_device(const std::string& name);
+
+// The options of a dry run on --device, whose memory is that of the table where --device-memory names no other.
+Options planned_options(const Options& options);
+
+// The estimate's assumptions: shares of the published rates, and the least time of an operation. docs/training.md compares
+// estimates with measured runs.
+constexpr double product_share = 0.65, memory_share = 0.85, link_share = 0.7, least_seconds = 5e-6;
+
+// Of one device.
+struct Estimate {
+    int64_t memory = 0;    // the plan, and what the runtime takes
+    double flops = 0;      // per step
+    double moved = 0;      // bytes per step, of the operations that the device's memory limits
+    double exchanged = 0;  // bytes per step, with other devices
+    double seconds = 0;    // of a step: operations one after another, exchanges meanwhile
+};
+// plan: a trainer of a dry run.
+Estimate estimate_step(Trainer& plan, const PlannedDevice& device);
+// The assumptions, in one line.
+std::string assumptions(const PlannedDevice& device);
+
+}  // namespace llamac

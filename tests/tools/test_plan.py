@@ -1,0 +1,148 @@
+"""Plans of runs without data and devices: --dry-run of one configuration, `llamac plan`, which searches, and
+the estimate behind both.
+"""
+
+import json
+import re
+import tomllib
+
+import pytest
+from run import run_llamac
+
+from llamac.base.native import native
+from llamac.training import plan
+
+BF16 = {"dtype": "bf16", "grad-dtype": "bf16", "master-weights": "off", "optimizer-state": "bf16"}
+EIGHT = ("--model", "llama3.1-8b", "--devices", "8", "--device-memory", "192GiB")
+
+
+def estimate(devices: int = 1, device: str = "h200", **values) -> dict:
+    flags = {"sample-every": 0} | {name.replace("_", "-"): value for name, value in values.items()}
+    return native.plan([("", json.dumps(flags))], devices, device, "")
+
+
+EIGHT_B = {"model": "llama3.1-8b", "seq-len": 8192, "batch-size": 1, "recompute": "norm,swiglu"}
+
+
+@pytest.mark.parametrize(
+    "devices, tokens_per_second, values",
+    [
+        (1, 11_280, BF16 | EIGHT_B),
+        (1, 75_400, BF16 | {"model": "llama3.2-1b", "seq-len": 2048}),
+        (1, 59_292, BF16 | {"model": "llama3.2-1b", "seq-len": 8192, "batch-size": 4}),
+        (1, 52_300, BF16 | {"model": "llama3.1-70b-proxy", "seq-len": 4096, "batch-size": 2}),
+        (1, 15_938, BF16 | EIGHT_B | {"matmul-dtype": "fp8"}),
+        (1, 9_667, EIGHT_B | {"recompute": "norm,swiglu,block:2", "dtype": "bf16"}),
+        (4, 36_369, EIGHT_B | {"recompute": "block", "batch-size": 2, "zero": 3, "dtype": "bf16"}),
+    ],
+)
+def test_estimates_beside_measured_runs(devices, tokens_per_second, values):
+    """On H200s (docs/benchmarks/nvidia-h200.md, docs/fp8.md). docs/training.md has the errors."""
+    found = estimate(devices, **values)
+    assert found["tokens_per_step"] / found["seconds"] == pytest.approx(tokens_per_second, rel=0.1)
+
+
+def test_what_is_counted():
+    """FLOPs of training: 6 per weight and token; attention's backward recomputes one of five products."""
+    shape = {"model": "llama3.2-1b", "seq-len": 2048, "batch-size": 2}
+    useful = native.model("llama3.2-1b", 2048)[1] * 2 * 2048
+    whole = estimate(**shape)
+    assert useful < whole["flops"] < 1.05 * useful
+    again, twice = estimate(**shape, recompute="block"), estimate(**shape, total_batch_size=8192)
+    assert 1.15 * whole["flops"] < again["flops"] < 4 / 3 * whole["flops"]  # of all but the head
+    assert again["memory"] < whole["memory"] and again["seconds"] > whole["seconds"]
+    assert twice["flops"] == pytest.approx(2 * whole["flops"], rel=1e-3)
+    assert twice["moved"] < 1.9 * whole["moved"]  # one optimizer step
+    levels = [estimate(8, **shape, dtype="bf16", zero=zero, total_batch_size=8 * 8192) for zero in range(4)]
+    weights = 2 * native.model("llama3.2-1b", 1)[0]
+    # f32 gradients are summed once or per micro-batch, and they or bf16 weights gathered: 7 of 8 parts.
+    parts = [found["exchanged"] / (7 / 8 * weights) for found in levels]
+    assert parts == pytest.approx([2 + 2, 2 + 1, 2 * 2 + 1, 2 * 2 + 2 * 2])
+    assert [found["memory"] for found in levels] == sorted((f["memory"] for f in levels), reverse=True)
+
+
+@pytest.mark.program
+def test_a_plan_is_a_configuration(train, tmp_path):
+    """For eight devices, without data; --dry-run finds the same figures of it."""
+    config = tmp_path / "plan.toml"
+    said = run_llamac("plan", *EIGHT, "--tokens", "100B", "--out", config).stdout
+    columns = (r"(\d+) .* 1", r"([\d.]+)", r"(\d+)", r"[\d.]+", r"([\d,]+)", r"([\d.]+)$")
+    row = re.search("^f32 weights, gradients, moments +" + " +".join(columns), said, re.MULTILINE)
+    assert "estimated for AMD Instinct MI300X, not measured" in said and "100,000" in said
+    values = tomllib.loads(config.read_text())
+    assert values["devices"] == 8 and values["steps"] * values["total-batch-size"] >= 100e9
+    found = train("--config", config, "--dry-run", "--device", "mi300x", "--device-memory", "192GiB").stdout
+    batch, gib, micro_batches, speed, days = row.groups()
+    same = {"computes on": "8 x AMD Instinct MI300X of 192 GiB", "GiB per device": gib, "days": days}
+    same |= {"batch-size": batch, "micro-batches per step": micro_batches, "tokens/s": speed}
+    for name, value in same.items():
+        assert re.search(rf"  {re.escape(name)} +{re.escape(value)}(  |$)", found, re.MULTILINE), (
+            name,
+            found,
+        )
+    assert "train_*.bin: no such file; planned without it" in found and "CPU" not in found
+    assert found.splitlines()[-1].startswith("dry run: the run fits with these flags")
+
+
+@pytest.mark.program
+def test_a_dry_run_needs_no_files(train, tmp_path):
+    """Of the data; a run does, and a device that is planned for is none of its own."""
+    missing = {"train-data": "gone_*.bin", "val-data": "gone.bin", "tokenizer": "gone.json",
+               "eval-tasks": "a.questions,b.questions", "document-mask": "on"}  # fmt: skip
+    flags = [word for name, value in missing.items() for word in (f"--{name}", value)]
+    found = train(*flags, "--dry-run", "--out", tmp_path / "out").stdout
+    for text in (
+        "train-data gone_*.bin",
+        "val-data gone.bin",
+        "tokenizer gone.json",
+        "eval-tasks b.questions",
+    ):
+        assert f"--{text}: no such file; planned without it\n" in found
+    assert "estimate" not in found and not (tmp_path / "out").exists()
+    assert "gone_*.bin: no such file" in train(*flags, "--out", tmp_path / "out", code=2).stderr
+    assert "--device: expected only with --dry-run" in train("--device", "h200", code=2).stderr
+
+
+def test_a_smaller_device_recomputes_or_shards_more():
+    """The flags that fit take more time, never less memory than there is; no faster flags fit."""
+    search = plan.Search(plan.base_values(plan.arguments(["--model", "llama3.1-8b"])), "h200", "80GiB")
+    best = search.fastest(8, "f32 weights, gradients, moments")
+    assert best.fits and best.flags["zero"] > 1
+    for zero in (1, 2, 3):
+        for recompute in plan.RECOMPUTE:
+            other = search.plan(8, best.states, batch_size=1, recompute=recompute, zero=zero)
+            assert not other.fits or other.estimate["seconds"] >= best.estimate["seconds"] / plan.ALIKE
+
+
+def test_a_model_that_does_not_fit_says_where_it_does():
+    said = run_llamac("plan", "--model", "llama3.1-70b", code=2).stderr
+    needed = r"needs at least [\d.]+ GiB per device on 1 x .*MI300X of 191 GiB; it fits on 4 devices.*\n"
+    assert re.fullmatch(f"llamac plan: memory: llama3.1-70b {needed}", said), said
+    assert "--zero 3" in run_llamac("plan", "--model", "llama3.1-70b", "--devices", "4").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (
+            ["--device", "mi3000"],
+            "--device mi3000: expected a part of one of the names AMD Instinct MI300X, ",
+        ),
+        (["--device", "a100"], "--device a100: configs/tables/devices.toml has no gbps of NVIDIA A100"),
+        (["--tokens", "many"], "--tokens: expected a number such as 300M, 100B or 15T, found 'many'"),
+        (["--devices", "0"], "--devices: expected 1 to 4096, found 0"),
+        (["--device-memory", "192"], "--device-memory: expected a size in MiB or GiB"),
+        (["--seq-len", "1000000"], "--seq-len 1000000: the model's longest sequence"),
+        (["--out", "/none/plan.toml"], "/none/plan.toml: No such file"),
+    ],
+)
+def test_bad_arguments(arguments, expected):
+    said = run_llamac("plan", "--model", "llama3.2-1b", *arguments, code=2).stderr
+    assert expected in said and said.count("\n") == 1
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("config", ["llama3.1-8b-8gpus.toml", "llama3.1-70b.toml"])
+def test_configurations_for_eight_devices(train, config):
+    said = train("--config", config, "--dry-run", "--device-memory", "191GiB").stdout
+    assert "8 x a device of 191 GiB" in said and "the run fits" in said and "estimate" not in said
