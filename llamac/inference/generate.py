@@ -27,7 +27,7 @@ TALK_TOKENS = 8192  # of a conversation, without --context
 
 
 def _parser() -> Parser:
-    parser = Parser(Path(sys.argv[0]).name.split()[-1], __doc__)
+    parser = Parser(sys.argv[0].removeprefix("llamac "), __doc__)
     add = parser.add_argument
     add("directory", metavar="DIR", help="config.json, weights, tokenizer; or a run's output folder")
     which = parser.add_mutually_exclusive_group().add_argument
