@@ -75,7 +75,10 @@ PlannedDevice find_device(const std::string& wanted) {
         for (const std::string name : row.at("names")) {
             names += (names.empty() ? "" : ", ") + name;
             if (wanted.empty() || lower(name).find(lower(wanted)) == name.npos) continue;
-            PlannedDevice device{name, row.value("gib", int64_t{0}) << 30, 1e9 * row.value("gbps", 0.0)};
+            PlannedDevice device;
+            device.name = name;
+            device.memory = row.value("gib", int64_t{0}) << 30;
+            device.memory_rate = 1e9 * row.value("gbps", 0.0);
             for (const json& link : table.at("link"))
                 if (is_of(link, name))
                     device.link_rate = 1e9 * link.at("gbps").get<double>() * link.at("links").get<double>();
