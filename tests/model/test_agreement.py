@@ -27,7 +27,7 @@ from llamac.training.schedule import learning_rate
 
 PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
 TEST_MODELS = sorted((ROOT / "tests/models").glob("*.json"))
-WRITTEN_TWICE = ["config", "files", "flops", "random", "schedule", "tokens", "tolerance", "vocabulary"]
+WRITTEN_TWICE = ["config", "files", "flops", "random", "schedule", "tokens", "tolerance"]
 MISTRAL = {"model_type": "mistral"}
 TWICE = re.compile(r'^(?://|""") ?Written twice on purpose: (\S+) .*?; (?:tests/\w+/)?(\w+\.py)::(\w+)\.')
 

@@ -139,7 +139,8 @@ def test_scales_of_changed_flags(run, train, data, tmp_path, before, after):
 def test_runs_change_between_fp8_and_storage(run, train, data, tmp_path):
     train(*flags(data, tmp_path / "storage", steps=4, **MODEL))
     run("to_fp8", resume=tmp_path / "storage/step_000004")
-    result = train(*flags(data, tmp_path / "back", resume=tmp_path / "to_fp8/step_000008", steps=9, **MODEL))
+    back = MODEL | {"matmul_dtype": "storage", "resume": tmp_path / "to_fp8/step_000008", "steps": 9}
+    result = train(*flags(data, tmp_path / "back", **back))
     assert '--matmul-dtype was "fp8", is "storage"' in result.stdout + result.stderr
     assert [e["step"] for e in events(tmp_path / "back", "step")] == [9]
 

@@ -275,7 +275,7 @@ def test_a_run_knows_itself(train, data, tmp_path):
     (tmp_path / "out").rename(tmp_path / "moved")
     said = train("--resume", "auto", "--out", tmp_path / "moved", "--steps", "6", "--log-every", "3").stdout
     line = line_of(said, "continues with other settings")
-    assert line.endswith("settings: --steps was 4, is 6, --log-every was 1, is 3")
+    assert line.endswith('settings: --steps was 4, is 6, --log-every was "auto", is 3')
     said = train("--resume", tmp_path / "moved/step_000006", "--steps", "8").stdout
     assert line_of(said, "continues with other settings").endswith("settings: --steps was 6, is 8")
     assert "other settings" not in train("--resume", "auto", "--out", "moved", **away).stdout
