@@ -27,7 +27,7 @@ def main() -> None:
         from llamac.serve.api import Server, application
     except ImportError as error:
         expected = "expected the packages fastapi and uvicorn"
-        raise InputError(f"serve: {expected}, found no {error.name}: pip install fastapi uvicorn") from None
+        raise InputError(f"{expected}, found no {error.name}: pip install fastapi uvicorn") from None
     longest = TextModel(args.directory).config.max_position_embeddings
     context = args.context or min(longest, CONTEXT)
     model = Inference(args.directory, args.dtype, context, args.batch, kernels=args.kernel)
