@@ -8,24 +8,10 @@ from llamac.base.errors import InputError
 from llamac.base.files import read_json
 from llamac.base.log import read_log
 from llamac.data.tokenizer_json import SETTINGS
-from llamac.model import checkpoint
-from llamac.model.config import WEIGHTS, Config, find_weights, load_config
+from llamac.model import checkpoint, hf
+from llamac.model.config import WEIGHTS, Config, load_config
 
 OTHERS = ("generation_config.json", "tokenizer.json", "tokenizer.model", *SETTINGS)
-
-
-def weight_files(folder: Path) -> list[str]:
-    """Names of the safetensors files of a directory, and of their index. Raises InputError."""
-    name = find_weights(folder)
-    if name not in WEIGHTS:
-        raise InputError(f"{folder}: expected {' or '.join(WEIGHTS)}, found {name or 'no weights'}")
-    if name == WEIGHTS[0]:
-        return [name]
-    shards = set(read_json(folder / name, {"weight_map": {str: str}})["weight_map"].values())
-    for shard in sorted(shards):
-        if Path(shard).name != shard or not (folder / shard).is_file():
-            raise InputError(f"{folder / name}: expected names of files beside it, found {shard}")
-    return [name, *sorted(shards)]
 
 
 def state(folder: Path) -> dict:
@@ -99,7 +85,9 @@ def write_hf(directory: str | Path, out: str | Path) -> None:
     if out.exists():
         raise InputError(f"{out}: exists; expected the name of a new folder")
     config, manifest = load_config(folder), state(folder)
-    names = ["config.json", *weight_files(folder), *(name for name in OTHERS if (folder / name).is_file())]
+    weights = [path.name for path in hf.weight_files(folder)]
+    weights += [] if weights == [WEIGHTS[0]] else WEIGHTS[1:]  # the index of shards
+    names = ["config.json", *weights, *(name for name in OTHERS if (folder / name).is_file())]
     loss = validation_loss(folder, manifest["step"]) if manifest else None
     temporary = out.with_name(out.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)

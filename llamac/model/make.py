@@ -58,7 +58,8 @@ def make(own: Any, like: str | None = None, **given: Any) -> Config:
     Without `like` they have num_hidden_layers. Raises InputError where they do not fit together."""
     values = {name: value for name, value in given.items() if value is not None}
     if like:
-        base = asdict(load_config(like))
+        other = load_config(like)
+        base = asdict(other) | {"rope_scaling": other.to_dict("float32")["rope_scaling"]}
         if "hidden_size" in values and values["hidden_size"] != base["hidden_size"]:
             # The ratios of the other model.
             scale = values["hidden_size"] / base["hidden_size"]
@@ -69,7 +70,6 @@ def make(own: Any, like: str | None = None, **given: Any) -> Config:
         if base["layer_types"] and values.get("num_hidden_layers", 0) != base["num_hidden_layers"]:
             raise InputError(f"--like {like}: its layers differ (layer_types): keep its number of layers")
         values = base | of_tokenizer(own) | values
-        values["rope_scaling"] = load_config(like).to_dict("float32")["rope_scaling"]
     else:
         dial = of_depth(values["num_hidden_layers"], values.get("hidden_size"))
         values = dial | of_tokenizer(own) | {"rms_norm_eps": 1e-5} | values

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llamac.base.arguments import Parser
 from llamac.base.errors import InputError
 from llamac.base.folders import CONFIGS
 from llamac.base.native import native
@@ -174,7 +175,7 @@ def refuse(search: Search, devices: int) -> InputError:
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="llamac plan", description=__doc__)
+    parser = Parser("plan", __doc__)
     parser.add_argument(
         "--model", help="preset or Hugging Face directory; a preset's configuration is the base"
     )

@@ -107,7 +107,8 @@ def test_stop_texts(client, model):
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_stop_texts_in_pieces(size):
     text, stops = "one\n\nUser: two", ["\n\nUser:", "zzz"]
-    for given, expected in ((text, ("one", True)), ("one\n\nUse", ("one\n\nUse", False))):
+    cases = ((text, ("one", True)), ("one\n\nUse", ("one\n\nUse", False)), ("a zzz b\n\nUser:", ("a ", True)))
+    for given, expected in cases:
         found, parts = StopTexts(stops), ""
         for at in range(0, len(given), size):
             piece, ended = found.add(given[at : at + size])
