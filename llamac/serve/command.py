@@ -1,4 +1,4 @@
-"""`llamac serve DIR` answers requests over HTTP: OpenAI's chat and text completions, and a chat page."""
+"""`llamac serve DIR` serves OpenAI's chat and text completions, and a chat page, over HTTP."""
 
 from pathlib import Path
 
