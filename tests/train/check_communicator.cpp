@@ -214,6 +214,31 @@ void check_announcement(const Launch& launch, Transport& others) {
     check(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5), "is learned of in time");
 }
 
+// Ranks 1 to 8 never answer, as those of a node without power.
+struct SilentRanks : Transport {
+    SilentRanks() : Transport(0, 9, 1) {}
+    void exchange(std::span<const Message> messages) override {
+        const auto begin = std::chrono::steady_clock::now();
+        for (;;) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+            const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+            wait_for(messages[0].peer, waited.count());
+        }
+    }
+};
+
+TEST(check_silent_node) {
+    const auto begin = std::chrono::steady_clock::now();
+    {
+        Heartbeat heartbeat(std::make_unique<SilentRanks>(), {});
+        while (error_of([&] { heartbeat.check(); }).empty())
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        const std::string error = error_of([&] { heartbeat.check(); });
+        check(error.find("rank 1 did not answer in time") == 0, error);
+    }
+    check(std::chrono::steady_clock::now() - begin < std::chrono::seconds(6), "one limit for all its ranks");
+}
+
 // Pairs of neighbours, the last of an odd number alone: each sums and gathers its own.
 void check_split(Communicator& ranks, const Context& context) {
     const int64_t first = ranks.rank / 2 * 2, last = std::min(first + 2, ranks.size), count = 1001;

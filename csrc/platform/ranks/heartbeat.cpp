@@ -19,7 +19,14 @@ constexpr auto grace = std::chrono::seconds(5);
 Heartbeat::Heartbeat(std::unique_ptr<Transport> over_transport,
                      std::function<void(const LostRank&)> when_abandoned)
     : transport(std::move(over_transport)), abandoned(std::move(when_abandoned)) {
-    if (transport->rank != 0) transport->seconds *= 2;  // rank 0 may be waiting for another one
+    const double limit =
+        transport->seconds * (transport->rank == 0 ? 1 : 2);  // rank 0 may wait for another one
+    transport->waiting = [this, limit](int64_t peer, double waited) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        // The ranks of a node are lost together: after the first one, the others have no limit of their own.
+        const bool late = known && std::chrono::steady_clock::now() - known_since > patience;
+        if (late || waited > limit) throw LostRank(peer, transport->rank, true);
+    };
     thread = start_thread_without_signals([this] { run(); });
 }
 
@@ -59,6 +66,7 @@ void Heartbeat::announce() {
 
 void Heartbeat::keep(const LostRank& lost) {
     known = lost;
+    known_since = std::chrono::steady_clock::now();
     if (own.state == State::there) own = {lost.late ? State::silent : State::ended, lost.rank};
     changed.notify_all();
 }

@@ -2,6 +2,7 @@
 // another one. So every rank reports to rank 0 several times per second, in a thread and over a transport of its own, and
 // rank 0 tells all which rank does not.
 #pragma once
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -48,7 +49,8 @@ struct Heartbeat {
     std::condition_variable changed;
     Word own;                       // said next
     std::optional<LostRank> known;  // the first one
-    bool asked = false;             // for it
+    std::chrono::steady_clock::time_point known_since;
+    bool asked = false;  // for it
     bool announced = false;
     bool over = false;
     std::thread thread;
