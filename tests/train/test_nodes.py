@@ -62,8 +62,8 @@ class Node:
             time.sleep(0.01)
         children = Path(f"/proc/{self.outer.pid}/task/{self.outer.pid}/children").read_text()
         self.first = int(children.split()[0])
-        # Without it, the kernel may remove the wire before it has told the other node that the connections are closed.
-        self.network = open(f"/proc/{self.first}/ns/net")
+        # Keeps the wire until the other node has heard of the ends of connections.
+        self.network = os.open(f"/proc/{self.first}/ns/net", os.O_RDONLY)
         self.enter = ["nsenter", "--target", str(self.first), "--net", "--mount", "--uts", "--ipc", "--pid"]
 
     def run(self, *command: object) -> str:
@@ -134,7 +134,7 @@ def nodes(shared) -> Iterator[list[Node]]:
     finally:
         for node in made:
             node.kill()
-            node.network.close()
+            os.close(node.network)
 
 
 def start_ranks(nodes: list[Node], per_node: int, command: list) -> list[subprocess.Popen]:
