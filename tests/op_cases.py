@@ -95,6 +95,20 @@ def rope_backward(i, interleaved=False):
     return {"dx": dx}
 
 
+def qk_norm_rope(x, weight, cis):
+    normalised = reference.rmsnorm(x, weight, EPS)
+    return normalised if cis is None else reference.rope(normalised, pair(cis))
+
+
+def qk_norm_rope_forward(i):
+    return {"out": qk_norm_rope(i["x"], i["weight"], i["cis"]), "rstd": reference.rstd(i["x"], EPS)}
+
+
+def qk_norm_rope_backward(i):
+    dx, dweight = gradients(partial(qk_norm_rope, cis=i["cis"]), [i["x"], i["weight"]], i["dout"])
+    return {"dx": dx, "dweight": dweight}
+
+
 def repeat_kv_forward(i):
     return {"out": reference.repeat_kv(i["x"], i["NH"])}
 
@@ -182,6 +196,14 @@ def swiglu_backward(i):
 
 def matmul_forward(i):
     return {"out": i["x"] @ i["weight"].T + i["residual"]}
+
+
+def bias_forward(i):
+    return {"out": i["x"] + i["bias"]}
+
+
+def bias_backward(i):
+    return {"dbias": i["dout"].sum(0)}
 
 
 def matmul_backward_input(i):
@@ -311,6 +333,7 @@ def adamw_quantize(i):
 
 
 ROWS = [{"N": n, "C": c} for n, c in ((1, 1), (7, 63), (3, 64), (2, 65), (33, 129), (1, 1031), (5, 4096))]
+BIASED = [{"N": r["N"], "K": r["C"]} for r in ROWS]
 HEADS = [
     {"B": b, "T": t, "S": t, "NH": h, "NKV": kv, "HD": d}
     for b, t, h, kv, d in (
@@ -375,6 +398,8 @@ CASES = {
     "precompute_cis": Case(precompute_cis, ANGLES),
     "rope_forward": Case(rope_forward, HEADS, (False,)),
     "rope_backward": Case(rope_backward, HEADS, (False,), backward=True),
+    "qk_norm_rope_forward": Case(qk_norm_rope_forward, HEADS, (EPS,)),
+    "qk_norm_rope_backward": Case(qk_norm_rope_backward, HEADS, (False,), backward=True),
     "repeat_kv_forward": Case(repeat_kv_forward, HEADS),
     "repeat_kv_backward": Case(repeat_kv_backward, HEADS, backward=True),
     "attention_forward": Case(attention_forward, HEADS, (SCALE,), absent=("first",)),
@@ -383,6 +408,8 @@ CASES = {
     "argmax": Case(argmax, CLASSES),
     "swiglu_forward": Case(swiglu_forward, FEED),
     "swiglu_backward": Case(swiglu_backward, FEED, backward=True),
+    "bias_forward": Case(bias_forward, BIASED),
+    "bias_backward": Case(bias_backward, BIASED, (False,), backward=True),
     "matmul_forward": Case(matmul_forward, PRODUCTS),
     "matmul_backward_input": Case(matmul_backward_input, PRODUCTS, backward=True),
     "matmul_backward_weight": Case(matmul_backward_weight, PRODUCTS, (False,), backward=True),
@@ -444,8 +471,8 @@ def make_inputs(
         values["targets"][1] = -100
     if op["name"].endswith("quantize"):
         values["scale"].fill_(16)  # a power of two; nothing is beyond the largest value
-    if op["name"] == "rmsnorm_backward":
-        values["rstd"] = rmsnorm_forward(values)["rstd"]
+    if op["name"] in ("rmsnorm_backward", "qk_norm_rope_backward"):
+        values["rstd"] = reference.rstd(values["x"], EPS)
     values |= dict.fromkeys(absent)
     for name, value in saved_results(op["name"], values, **mask).items():
         values[name] = value.to(values[name].dtype)

@@ -102,6 +102,25 @@ inline void attention_forward(const Context& context, const AttentionForwardCall
     run_by_name<"attention_forward">(context, {call.out, call.lse, call.q, call.k, call.v, call.first}, {call.scale, call.causal, call.window});
 }
 
+// gradient of bias_forward's bias: the sums of dout's columns
+struct BiasBackwardCall {
+    Required dbias;  // G[K]
+    Required dout;  // T[N,K]
+    Flag accumulate;
+};
+inline void bias_backward(const Context& context, const BiasBackwardCall& call) {
+    run_by_name<"bias_backward">(context, {call.dbias, call.dout}, {call.accumulate});
+}
+
+// out = x + bias
+struct BiasForwardCall {
+    Required out, x;  // T[N,K]
+    Required bias;  // T[K]
+};
+inline void bias_forward(const Context& context, const BiasForwardCall& call) {
+    run_by_name<"bias_forward">(context, {call.out, call.x, call.bias}, {});
+}
+
 // out += x of another type
 struct ConvertCall {
     Required out;  // T[P]
@@ -219,6 +238,33 @@ struct PrecomputeCisCall {
 };
 inline void precompute_cis(const Context& context, const PrecomputeCisCall& call) {
     run_by_name<"precompute_cis">(context, {call.cis, call.frequency}, {call.attention_factor});
+}
+
+// gradients of qk_norm_rope_forward
+struct QkNormRopeBackwardCall {
+    Required dx;  // T[B,T,NH,HD]
+    Required dweight;  // G[HD]
+    Required dout, x;  // T[B,T,NH,HD]
+    Required weight;  // T[HD]
+    Required rstd;  // A[B,T,NH]
+    Tensor cis = {};  // A[T,HD/2,2]
+    Flag accumulate;
+};
+inline void qk_norm_rope_backward(const Context& context, const QkNormRopeBackwardCall& call) {
+    run_by_name<"qk_norm_rope_backward">(context, {call.dx, call.dweight, call.dout, call.x, call.weight, call.rstd, call.cis}, {call.accumulate});
+}
+
+// RMSNorm of every head, then RoPE where cis is given
+struct QkNormRopeForwardCall {
+    Required out;  // T[B,T,NH,HD]
+    Required rstd;  // A[B,T,NH]
+    Required x;  // T[B,T,NH,HD]
+    Required weight;  // T[HD]
+    Tensor cis = {};  // A[T,HD/2,2]
+    Real eps;
+};
+inline void qk_norm_rope_forward(const Context& context, const QkNormRopeForwardCall& call) {
+    run_by_name<"qk_norm_rope_forward">(context, {call.out, call.rstd, call.x, call.weight, call.cis}, {call.eps});
 }
 
 // fp8 of x * scale, transposed too, and the largest |x|

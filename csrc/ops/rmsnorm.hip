@@ -26,6 +26,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "ops/column_sums.h"
+
 namespace llamac {
 namespace {
 
@@ -84,17 +86,11 @@ void rmsnorm_backward_cpu(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, Vie
                           View<const T, 2> x, View<const T, 1> weight, View<const float, 1> rstd,
                           View<const T, 2> dresidual, bool accumulate) {
     const int64_t N = x.shape[0], C = x.shape[1];
-    const int64_t rows = std::max<int64_t>(32, (N + 63) / 64), blocks = (N + rows - 1) / rows;
-    std::vector<float> partial(blocks * C, 0.0f);
-#pragma omp parallel for
-    for (int64_t b = 0; b < blocks; b++)
-        for (int64_t n = b * rows; n < std::min(N, (b + 1) * rows); n++)
-            rmsnorm_backward_row(&dx(n, 0), &partial[b * C], out ? &out(n, 0) : nullptr, &dout(n, 0),
-                                 &x(n, 0), weight.data, rstd(n), dresidual ? &dresidual(n, 0) : nullptr, C);
-    std::vector<float> dw(C, 0.0f);
-    for (int64_t b = 0; b < blocks; b++)
-#pragma omp simd
-        for (int64_t c = 0; c < C; c++) dw[c] += partial[b * C + c];
+    const std::vector<float> dw = column_sums(N, C, [&](int64_t first, int64_t last, float* sums) {
+        for (int64_t n = first; n < last; n++)
+            rmsnorm_backward_row(&dx(n, 0), sums, out ? &out(n, 0) : nullptr, &dout(n, 0), &x(n, 0),
+                                 weight.data, rstd(n), dresidual ? &dresidual(n, 0) : nullptr, C);
+    });
     for (int64_t c = 0; c < C; c++) dweight(c) = G((accumulate ? float(dweight(c)) : 0.0f) + dw[c]);
 }
 
@@ -266,26 +262,12 @@ __global__ void __launch_bounds__(backward_threads)
     }
 }
 
-// dweight[c] = the sum of partial[rows, C]: a block has one column a lane, its warps share out the rows.
 template <class G>
 __global__ void rmsnorm_backward_vectorized_kernel_columns(Dependent<G*> dweight_,
                                                            Dependent<const float*> partial_, int rows,
                                                            int64_t C, bool accumulate) {
     const auto [dweight, partial] = wait(dweight_, partial_);
-    struct Shared {
-        float sums[max_warps][warp_size];
-    };
-    Shared& shared = shared_memory<Shared>();
-    const int64_t c = int64_t{blockIdx.x} * warp_size + lane_index();
-    const int warps = static_cast<int>(blockDim.x) / warp_size;
-    float sum = 0;
-#pragma unroll 8
-    for (int row = warp_index(); row < rows; row += warps) sum += c < C ? partial[row * C + c] : 0.0f;
-    shared.sums[warp_index()][lane_index()] = sum;
-    __syncthreads();
-    if (warp_index() != 0 || c >= C) return;
-    for (int w = 1; w < warps; w++) sum += shared.sums[w][lane_index()];
-    dweight[c] = G((accumulate ? float(dweight[c]) : 0.0f) + sum);
+    sum_columns(dweight, partial, rows, C, accumulate);
 }
 
 struct BackwardShape {
@@ -318,8 +300,8 @@ void rmsnorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<T, 2> o
            whole ? rmsnorm_backward_vectorized_kernel<T, true> : rmsnorm_backward_vectorized_kernel<T, false>,
            dx.data, partial, out.data, dout.data, x.data, weight.data, rstd.data, dresidual.data, N,
            static_cast<int>(C));
-    launch(Grid(blocks_for(C, device_properties().warp_size), max_threads_per_block, context.stream),
-           rmsnorm_backward_vectorized_kernel_columns<G>, dweight.data, partial, shape.blocks, C, accumulate);
+    launch(columns_grid(C, context.stream), rmsnorm_backward_vectorized_kernel_columns<G>, dweight.data,
+           partial, shape.blocks, C, accumulate);
 }
 
 const std::vector<int> backward_block_sizes = {512, 256, 1024};

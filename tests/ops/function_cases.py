@@ -91,6 +91,17 @@ CASES = {
     "rope-interleaved": Case(
         lambda x: ops.rope(x, angles(x), interleaved=True), lambda x: rope(x, True), (randn(2, 7, 4, 16),)
     ),
+    "qk_norm_rope": Case(
+        lambda x, weight: torch.ops.llamac.qk_norm_rope_forward(x, weight, angles(x), EPS)[0],
+        lambda x, weight: rope(reference.rmsnorm(x, weight, EPS)),
+        (randn(2, 7, 4, 16), randn(16)),
+    ),
+    "qk_norm": Case(
+        lambda x, weight: torch.ops.llamac.qk_norm_rope_forward(x, weight, None, EPS)[0],
+        partial(reference.rmsnorm, eps=EPS),
+        (randn(2, 7, 4, 16), randn(16)),
+    ),
+    "bias": Case(torch.ops.llamac.bias_forward, torch.add, (randn(2, 5, 62), randn(62))),
     "repeat_kv": Case(lambda x: ops.repeat_kv(x, 6), lambda x: reference.repeat_kv(x, 6), HEADS[1:2]),
     "attention": Case(lambda *x: ops.attention(*x, scale=SCALE), op_cases.attention, HEADS),
     "swiglu": Case(ops.swiglu, reference.swiglu, (randn(2, 5, 62),)),

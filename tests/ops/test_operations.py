@@ -19,6 +19,7 @@ from op_cases import (
     CACHED,
     CASES,
     DTYPES,
+    EPS,
     HEADS,
     OPERATIONS,
     SCALE,
@@ -28,6 +29,8 @@ from op_cases import (
     attention_backward,
     attention_forward,
     make_inputs,
+    qk_norm_rope_backward,
+    qk_norm_rope_forward,
     rope_backward,
     rope_forward,
     shape_of,
@@ -266,6 +269,17 @@ def test_guards_are_seen():
 def test_interleaved_rope(function):
     op = OPERATIONS[function.__name__]
     case = Case(partial(function, interleaved=True), HEADS, (True,), function is rope_backward)
+    for v in op["variants"]:
+        for types in v["types"]:
+            check_shapes(op, v["name"], types, case)
+
+
+@pytest.mark.parametrize("function", [qk_norm_rope_forward, qk_norm_rope_backward])
+def test_qk_norm_without_rope(function):
+    """Also heads of an odd size."""
+    op, backward = OPERATIONS[function.__name__], function is qk_norm_rope_backward
+    shapes = [*HEADS, {"B": 2, "T": 3, "NH": 3, "HD": 7}]
+    case = Case(function, shapes, (False if backward else EPS,), backward, ("cis",))
     for v in op["variants"]:
         for types in v["types"]:
             check_shapes(op, v["name"], types, case)

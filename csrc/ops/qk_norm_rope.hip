@@ -1,0 +1,298 @@
+// QK norm joined with RoPE, in one pass over queries or keys: RMSNorm of every head (Dehghani et al., "Scaling Vision
+// Transformers to 22 Billion Parameters", 2023; with RMSNorm in Qwen3), then, where cis is given, the rotation of rope.hip, half
+// split. x[b,t,h,:] is a head of HD channels; cos, sin = cis[t,j,:], j < HD/2.
+//
+//   rstd                 = 1 / sqrt(mean_c x[c]^2 + eps)                 xhat = x * rstd
+//   n[c]                 = xhat[c] * weight[c]
+//   (out[j], out[j+HD/2]) = (n[j] cos - n[j+HD/2] sin, n[j+HD/2] cos + n[j] sin);  without cis out = n
+//
+//   g          = dout turned back: the same rotation with -sin;  without cis g = dout
+//   dx[c]      = rstd * (g[c] * weight[c] - xhat[c] * mean_c(g[c] * weight[c] * xhat[c]))
+//   dweight[c] = sum over all heads of g[c] * xhat[c]
+//
+// The normalised values are not rounded before the rotation. out may be x's memory, dx that of dout.
+//
+// reference:  plain loops. Sums over a head and over all heads are double.
+// cpu:        positions over threads, vector lanes over channels; dweight by blocks of heads, then over the blocks.
+// naive:      one thread per head, one thread per channel for dweight.
+#include <cmath>
+#include <vector>
+
+#include "core/operation.h"
+#include "core/scratch.h"
+#include "ops/column_sums.h"
+#include "ops/rope.h"
+
+namespace llamac {
+namespace {
+
+// Pairs of channels that are turned; the channels from twice as many on keep their values.
+template <class T, class A>
+int64_t turned_pairs(View<T, 4> x, View<const A, 3> cis) {
+    return cis ? x.shape[3] / 2 : 0;
+}
+
+template <class T>
+void qk_norm_rope_forward_reference(View<T, 4> out, View<arithmetic<T>, 3> rstd, View<const T, 4> x,
+                                    View<const T, 1> weight, View<const arithmetic<T>, 3> cis, double eps) {
+    using A = arithmetic<T>;
+    const int64_t B = x.shape[0], time = x.shape[1], NH = x.shape[2], HD = x.shape[3];
+    const int64_t half = turned_pairs(x, cis);
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t t = 0; t < time; t++)
+            for (int64_t h = 0; h < NH; h++) {
+                double sum = 0;
+                for (int64_t c = 0; c < HD; c++) sum += double(x(b, t, h, c)) * double(x(b, t, h, c));
+                const A r = rstd(b, t, h) = A(1 / std::sqrt(sum / double(HD) + eps));
+                const auto n = [&](int64_t c) { return A(x(b, t, h, c)) * r * A(weight(c)); };
+                for (int64_t j = 0; j < half; j++) {
+                    const A n0 = n(j), n1 = n(j + half), c = cis(t, j, 0), s = cis(t, j, 1);
+                    out(b, t, h, j) = T(n0 * c - n1 * s);
+                    out(b, t, h, j + half) = T(n1 * c + n0 * s);
+                }
+                for (int64_t c = 2 * half; c < HD; c++) out(b, t, h, c) = T(n(c));
+            }
+}
+
+template <class T, class G>
+void qk_norm_rope_backward_reference(View<T, 4> dx, View<G, 1> dweight, View<const T, 4> dout,
+                                     View<const T, 4> x, View<const T, 1> weight,
+                                     View<const arithmetic<T>, 3> rstd, View<const arithmetic<T>, 3> cis,
+                                     bool accumulate) {
+    using A = arithmetic<T>;
+    const int64_t B = x.shape[0], time = x.shape[1], NH = x.shape[2], HD = x.shape[3];
+    const int64_t half = turned_pairs(x, cis);
+    std::vector<A> g(HD), xhat(HD);
+    std::vector<double> dw(HD, 0);
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t t = 0; t < time; t++)
+            for (int64_t h = 0; h < NH; h++) {
+                for (int64_t c = 0; c < HD; c++) g[c] = A(dout(b, t, h, c));
+                for (int64_t j = 0; j < half; j++) {
+                    const A d0 = g[j], d1 = g[j + half], c = cis(t, j, 0), s = cis(t, j, 1);
+                    g[j] = d0 * c + d1 * s;
+                    g[j + half] = d1 * c - d0 * s;
+                }
+                double dot = 0;
+                for (int64_t c = 0; c < HD; c++) {
+                    xhat[c] = A(x(b, t, h, c)) * rstd(b, t, h);
+                    dot += double(g[c] * A(weight(c))) * double(xhat[c]);
+                    dw[c] += double(g[c]) * double(xhat[c]);
+                }
+                const A mean = A(dot / double(HD));
+                for (int64_t c = 0; c < HD; c++)
+                    dx(b, t, h, c) = T(rstd(b, t, h) * (g[c] * A(weight(c)) - xhat[c] * mean));
+            }
+    for (int64_t c = 0; c < HD; c++) dweight(c) = G(A((accumulate ? double(dweight(c)) : 0.0) + dw[c]));
+}
+
+// One head; cosines and sines of `half` pairs. Returns rstd.
+template <class T>
+float norm_rope_head(T* out, const T* x, const T* weight, const float* cosines, const float* sines,
+                     int64_t half, int64_t HD, double eps) {
+    const double sum = block_sum(HD, [x](int64_t c) { return float(x[c]) * float(x[c]); });
+    const float r = static_cast<float>(1 / std::sqrt(sum / static_cast<double>(HD) + eps));
+#pragma omp simd
+    for (int64_t j = 0; j < half; j++) {
+        const float n0 = float(x[j]) * r * float(weight[j]);
+        const float n1 = float(x[j + half]) * r * float(weight[j + half]);
+        store(out + j, n0 * cosines[j] - n1 * sines[j]);
+        store(out + j + half, n1 * cosines[j] + n0 * sines[j]);
+    }
+#pragma omp simd
+    for (int64_t c = 2 * half; c < HD; c++) store(out + c, float(x[c]) * r * float(weight[c]));
+    return r;
+}
+
+template <class T>
+void qk_norm_rope_forward_cpu(View<T, 4> out, View<float, 3> rstd, View<const T, 4> x,
+                              View<const T, 1> weight, View<const float, 3> cis, double eps) {
+    const int64_t time = x.shape[1], positions = x.shape[0] * time, NH = x.shape[2], HD = x.shape[3];
+    const int64_t half = turned_pairs(x, cis);
+#pragma omp parallel for if (positions > 1)
+    for (int64_t p = 0; p < positions; p++) {
+        static thread_local Scratch own;
+        float *cosines = own.reserve<float>(2 * half), *sines = cosines + half;
+        const int64_t b = p / time, t = p % time;
+        if (half) split_angles<1>(&cis(t, 0, 0), cosines, sines, half);
+        for (int64_t h = 0; h < NH; h++)
+            rstd(b, t, h) =
+                norm_rope_head(&out(b, t, h, 0), &x(b, t, h, 0), weight.data, cosines, sines, half, HD, eps);
+    }
+}
+
+// One head; dw[HD] gathers its share of dweight, g[HD] is scratch.
+template <class T>
+void norm_rope_backward_head(T* dx, float* dw, float* g, const T* dout, const T* x, const T* weight, float r,
+                             const float* cosines, const float* sines, int64_t half, int64_t HD) {
+#pragma omp simd
+    for (int64_t j = 0; j < half; j++) {
+        const float d0 = float(dout[j]), d1 = float(dout[j + half]);
+        g[j] = d0 * cosines[j] - d1 * sines[j];
+        g[j + half] = d1 * cosines[j] + d0 * sines[j];
+    }
+#pragma omp simd
+    for (int64_t c = 2 * half; c < HD; c++) g[c] = float(dout[c]);
+    const double dot = block_sum(HD, [=](int64_t c) { return g[c] * float(weight[c]) * (float(x[c]) * r); });
+    const float mean = static_cast<float>(dot / static_cast<double>(HD));
+#pragma omp simd
+    for (int64_t c = 0; c < HD; c++) {
+        const float xhat = float(x[c]) * r;
+        dw[c] += g[c] * xhat;
+        store(dx + c, r * (g[c] * float(weight[c]) - xhat * mean));
+    }
+}
+
+template <class T, class G>
+void qk_norm_rope_backward_cpu(View<T, 4> dx, View<G, 1> dweight, View<const T, 4> dout, View<const T, 4> x,
+                               View<const T, 1> weight, View<const float, 3> rstd, View<const float, 3> cis,
+                               bool accumulate) {
+    const int64_t time = x.shape[1], NH = x.shape[2], HD = x.shape[3], N = x.shape[0] * time * NH;
+    const int64_t half = turned_pairs(x, cis);
+    const std::vector<float> dw = column_sums(N, HD, [&](int64_t first, int64_t last, float* sums) {
+        static thread_local Scratch own;
+        float *g = own.reserve<float>(HD + 2 * half), *cosines = g + HD, *sines = cosines + half;
+        for (int64_t n = first; n < last; n++) {
+            const int64_t b = n / NH / time, t = n / NH % time, h = n % NH;
+            if (half && (n == first || h == 0)) split_angles<-1>(&cis(t, 0, 0), cosines, sines, half);
+            norm_rope_backward_head(&dx(b, t, h, 0), sums, g, &dout(b, t, h, 0), &x(b, t, h, 0), weight.data,
+                                    rstd(b, t, h), cosines, sines, half, HD);
+        }
+    });
+    for (int64_t c = 0; c < HD; c++) dweight(c) = G((accumulate ? float(dweight(c)) : 0.0f) + dw[c]);
+}
+
+// ---- naive
+
+// angles: the position's; half: 0 without a rotation.
+template <class T>
+__global__ void qk_norm_rope_forward_naive_kernel(Heads<T> out, float* rstd, Heads<const T> x_,
+                                                  const T* weight, const float* cis, int64_t N, int64_t time,
+                                                  int64_t NH, int64_t HD, int64_t half, float eps) {
+    const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    const int64_t b = n / NH / time, t = n / NH % time, h = n % NH;
+    if (n >= N) return;
+    const T* x = x_.at(b, t, h);
+    T* to = out.at(b, t, h);
+    double sum = 0;
+    for (int64_t c = 0; c < HD; c++) sum += double(float(x[c])) * double(float(x[c]));
+    const float r = static_cast<float>(1 / sqrt(sum / static_cast<double>(HD) + double(eps)));
+    for (int64_t j = 0; j < half; j++) {
+        const float n0 = float(x[j]) * r * float(weight[j]);
+        const float n1 = float(x[j + half]) * r * float(weight[j + half]);
+        const float c = cis[2 * (t * half + j)], s = cis[2 * (t * half + j) + 1];
+        to[j] = T(rotated(n0, n1, c, -s));
+        to[j + half] = T(rotated(n1, n0, c, s));
+    }
+    for (int64_t c = 2 * half; c < HD; c++) to[c] = T(float(x[c]) * r * float(weight[c]));
+    rstd[n] = r;
+}
+
+template <class T>
+void qk_norm_rope_forward_naive(View<T, 4> out, View<float, 3> rstd, View<const T, 4> x,
+                                View<const T, 1> weight, View<const float, 3> cis, double eps,
+                                LaunchContext context) {
+    const int64_t time = x.shape[1], NH = x.shape[2], HD = x.shape[3], N = x.shape[0] * time * NH;
+    launch(context.grid(N), qk_norm_rope_forward_naive_kernel<T>, heads(out), rstd.data, heads(x),
+           weight.data, cis.data, N, time, NH, HD, turned_pairs(x, cis), eps);
+}
+
+// Channel c of a head's gradient, turned back by the position's angles.
+template <class T>
+__device__ float turned_back(const T* dout, const float* angles, int64_t c, int64_t half) {
+    if (c >= 2 * half) return float(dout[c]);
+    const bool first = c < half;
+    const float* angle = angles + 2 * (first ? c : c - half);
+    return rotated(float(dout[c]), float(dout[first ? c + half : c - half]), angle[0],
+                   first ? angle[1] : -angle[1]);
+}
+
+template <class T, class G>
+__global__ void qk_norm_rope_backward_naive_kernel_columns(G* dweight, Heads<const T> dout, Heads<const T> x,
+                                                           const float* rstd, const float* cis, int64_t N,
+                                                           int64_t time, int64_t NH, int64_t HD, int64_t half,
+                                                           bool accumulate) {
+    const int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (c >= HD) return;
+    double sum = accumulate ? double(float(dweight[c])) : 0.0;
+    for (int64_t n = 0; n < N; n++) {
+        const int64_t b = n / NH / time, t = n / NH % time, h = n % NH;
+        const float g = turned_back(dout.at(b, t, h), cis + 2 * t * half, c, half);
+        sum += double(g) * double(float(x.at(b, t, h)[c]) * rstd[n]);
+    }
+    dweight[c] = G(static_cast<float>(sum));
+}
+
+template <class T>
+__global__ void qk_norm_rope_backward_naive_kernel(Heads<T> dx_, Heads<const T> dout_, Heads<const T> x_,
+                                                   const T* weight, const float* rstd, const float* cis,
+                                                   int64_t N, int64_t time, int64_t NH, int64_t HD,
+                                                   int64_t half) {
+    const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    const int64_t b = n / NH / time, t = n / NH % time, h = n % NH;
+    if (n >= N) return;
+    const T *x = x_.at(b, t, h), *dout = dout_.at(b, t, h);
+    T* const dx = dx_.at(b, t, h);
+    const float r = rstd[n];
+    const auto g = [=](int64_t c) { return turned_back(dout, cis + 2 * t * half, c, half); };
+    double dot = 0;
+    for (int64_t c = 0; c < HD; c++) dot += double(g(c) * float(weight[c])) * double(float(x[c]) * r);
+    const float mean = static_cast<float>(dot / static_cast<double>(HD));
+    const auto gradient = [=](int64_t c) {
+        return T(r * (g(c) * float(weight[c]) - float(x[c]) * r * mean));
+    };
+    for (int64_t j = 0; j < half; j++) {  // both of a pair before either is written: dx may be dout
+        const T first = gradient(j), second = gradient(j + half);
+        dx[j] = first;
+        dx[j + half] = second;
+    }
+    for (int64_t c = 2 * half; c < HD; c++) dx[c] = gradient(c);
+}
+
+template <class T, class G>
+void qk_norm_rope_backward_naive(View<T, 4> dx, View<G, 1> dweight, View<const T, 4> dout, View<const T, 4> x,
+                                 View<const T, 1> weight, View<const float, 3> rstd, View<const float, 3> cis,
+                                 bool accumulate, LaunchContext context) {
+    const int64_t time = x.shape[1], NH = x.shape[2], HD = x.shape[3], N = x.shape[0] * time * NH;
+    const int64_t half = turned_pairs(x, cis);
+    // dweight first: dx may take dout's place.
+    launch(context.grid(HD), qk_norm_rope_backward_naive_kernel_columns<T, G>, dweight.data, heads(dout),
+           heads(x), rstd.data, cis.data, N, time, NH, HD, half, accumulate);
+    launch(context.grid(N), qk_norm_rope_backward_naive_kernel<T>, heads(dx), heads(dout), heads(x),
+           weight.data, rstd.data, cis.data, N, time, NH, HD, half);
+}
+
+Operation qk_norm_rope_forward(
+    "qk_norm_rope_forward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "(out: T[B,T,NH,HD] strided may_share(x), rstd: A[B,T,NH];"
+    " x: T[B,T,NH,HD] strided, weight: T[HD], cis?: A[T,HD/2,2]; eps: float {1e-5, 1e-6}) empty(B, T)"
+    " derivative qk_norm_rope_backward(dx: grad x, dweight: grad weight;"
+    " dout: grad out, x, weight, rstd, cis)",
+    "RMSNorm of every head, then RoPE where cis is given",
+    {{"cpu", "positions over threads", instantiations<LLAMAC_FLOATS(qk_norm_rope_forward_cpu)>()},
+     {"naive", "one thread per head", instantiations<LLAMAC_FLOATS(qk_norm_rope_forward_naive)>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(qk_norm_rope_forward_reference),
+                     qk_norm_rope_forward_reference<double>>()}},
+    [](const Call& c) { return 7.0 * c["B"] * c["T"] * c["NH"] * c["HD"]; });
+
+Operation qk_norm_rope_backward(
+    "qk_norm_rope_backward<T: f32 bf16 f64, A: arithmetic(T), G: f32 bf16 f64>"
+    "(dx: T[B,T,NH,HD] strided may_share(dout), dweight: G[HD] adds_if(accumulate);"
+    " dout: T[B,T,NH,HD] strided, x: T[B,T,NH,HD] strided, weight: T[HD], rstd: A[B,T,NH],"
+    " cis?: A[T,HD/2,2]; accumulate: bool) empty(B, T)",
+    "gradients of qk_norm_rope_forward",
+    {{"cpu", "heads over threads; dweight by blocks of heads",
+      instantiations<LLAMAC_FLOATS(qk_norm_rope_backward_cpu, float),
+                     qk_norm_rope_backward_cpu<bf16, bf16>>()},
+     {"naive", "one thread per head, one thread per channel for dweight",
+      instantiations<LLAMAC_FLOATS(qk_norm_rope_backward_naive, float),
+                     qk_norm_rope_backward_naive<bf16, bf16>>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(qk_norm_rope_backward_reference, float),
+                     qk_norm_rope_backward_reference<bf16, bf16>,
+                     qk_norm_rope_backward_reference<double, double>>()}},
+    [](const Call& c) { return 13.0 * c["B"] * c["T"] * c["NH"] * c["HD"]; });
+
+}  // namespace
+}  // namespace llamac
