@@ -1,4 +1,4 @@
-"""Llama 3 in plain PyTorch: the model, its training, and the reference for the C program.
+"""Llama, Mistral and Qwen in plain PyTorch: model, training, and the reference for the C program.
 
     python train_llama3.py              write the reference tensors of the test models to data/reference/
     python train_llama3.py --matmul-dtype fp8   the same in fp8 (llamac/training/fp8_reference.py)
@@ -7,8 +7,7 @@
 
 The file reads top to bottom: the operations, the model (Dubey et al., "The Llama 3 Herd of Models", 2024),
 AdamW, training, the reference tensors. The other parts of a run (several devices, llamac's operations, log,
-profile) are in llamac/training. Tests and benchmarks use the operations' formulas of this file;
-in the package it is llamac.reference.
+profile) are in llamac/training. Tests and benchmarks use the formulas; in the package it is llamac.reference.
 
 Shapes: B batch, T time, C channels, NH query heads, NKV key/value heads, HD head size, F feed-forward width,
 V vocabulary. Parameters have Hugging Face's names, weight matrices are [out, in].
@@ -76,9 +75,8 @@ def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) ->
     """cos and sin of RoPE's angles (Su et al. 2021), each [T,1,HD/2]: one per position and pair of channels.
 
     Pair i turns by theta^(-2i/HD) radians per position, or less in a model that was stretched to a longer
-    context than that of its first training (rope_frequencies() in llamac/model/config.py). Angles are
-    computed in double: in fp32 they are off by 0.004 radians at position 131,071. YaRN also multiplies cos
-    and sin by a factor.
+    context (rope_frequencies() in llamac/model/config.py). Angles are computed in double: in fp32 they are
+    off by 0.004 radians at position 131,071. YaRN also multiplies cos and sin by a factor.
     """
     scaling = config.rope_scaling
     frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling)
@@ -97,6 +95,11 @@ def rope(x: Tensor, cis: tuple[Tensor, Tensor], interleaved: bool = False) -> Te
     a, b = wide.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else wide.chunk(2, dim=-1)
     a, b = a * cos - b * sin, b * cos + a * sin
     return (torch.stack((a, b), -1).flatten(-2) if interleaved else torch.cat((a, b), -1)).to(x.dtype)
+
+
+def qk_norm_rope(x: Tensor, weight: Tensor, eps: float, cis: Cis) -> Tensor:
+    """rmsnorm() of every head, then rope(): x [B,T,NH,HD], weight [HD] -> the shape of x."""
+    return rope(rmsnorm(x, weight, eps), cis)
 
 
 def repeat_kv(x: Tensor, NH: int) -> Tensor:
@@ -145,9 +148,7 @@ def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """-log softmax(logits)[target] of every token, 0 where the target is IGNORED: logits [..., V], targets
-    [...] -> [...], fp32.
-    """
+    """-log softmax(logits)[target] of every token, 0 where it is IGNORED: [..., V], [...] -> [...], fp32."""
     options = {"reduction": "none", "ignore_index": IGNORED}
     return F.cross_entropy(at_least_fp32(logits).flatten(0, -2), targets.flatten(), **options).view_as(
         targets
@@ -167,8 +168,8 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
 
 # What the model is made of, besides matrix products; --ops llamac has others of the same shapes.
 Operations = SimpleNamespace
-OF_MODEL = (precompute_cis, rmsnorm, residual_rmsnorm, rope, attention, swiglu, linear_cross_entropy)
-TORCH = Operations(**{operation.__name__: operation for operation in OF_MODEL})
+OF_MODEL = precompute_cis, rmsnorm, residual_rmsnorm, rope, qk_norm_rope, attention, swiglu
+TORCH = Operations(**{operation.__name__: operation for operation in (*OF_MODEL, linear_cross_entropy)})
 
 
 # The model ==================================================================================================
@@ -204,19 +205,25 @@ class Linears(nn.Module):
 
 
 class SelfAttention(Linears):
-    """Projections to queries, keys and values, RoPE, attention, projection back to C channels."""
+    """Projections to queries, keys and values, perhaps a norm per head, RoPE, attention, projection back."""
 
     def __init__(self, config: Config, window: int | None, ops: Operations):
         super().__init__(config, "self_attn")
         self.head_dim, self.window, self.ops = config.head_dim, window, ops
         self.heads = config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads
+        for name in ("q_norm", "k_norm") if config.qk_norm else ():
+            self.add_module(name, RMSNorm(self.head_dim, config.rms_norm_eps, ops))
 
     def forward(self, x: Tensor, cis: Cis, first: Tensor | None = None) -> Tensor:
         qkv = self.products("qkv", x)
         qkv = torch.cat(qkv, -1) if len(qkv) > 1 else qkv[0]
         q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(self.heads, -2)
-        q, k = self.ops.rope(q, cis), self.ops.rope(k, cis)
+        q, k = self.turned(q, "q_norm", cis), self.turned(k, "k_norm", cis)
         return self.o_proj(self.ops.attention(q, k, v, first=first, window=self.window).flatten(2))
+
+    def turned(self, heads: Tensor, name: str, cis: Cis) -> Tensor:
+        norm = getattr(self, name, None)
+        return self.ops.qk_norm_rope(heads, norm.weight, norm.eps, cis) if norm else self.ops.rope(heads, cis)
 
 
 class MLP(Linears):

@@ -22,13 +22,17 @@ TEXT = "the cat sat on the mat and looked at the moon; déjà vu, said the cat: 
 
 
 def write_weights(folder: Path, config: dict, seed: int = 0, dtype: str = "float32") -> Path:
-    """config.json and model.safetensors, as transformers writes and initializes them."""
+    """config.json and model.safetensors, as transformers writes and initializes them; Qwens' vectors, which
+    would be zeros and ones, have random values."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
     settings = {key: value for key, value in config.items() if key not in ("architectures", "torch_dtype")}
-    model = LlamaForCausalLM(LlamaConfig(**settings)).to(getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings)).to(getattr(torch, dtype))
+    for parameter in model.parameters() if "qwen" in config["model_type"] else ():
+        if parameter.dim() == 1:
+            parameter.data += 0.2 * torch.randn_like(parameter)
     model.generation_config.eos_token_id = None  # as tests say it
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)

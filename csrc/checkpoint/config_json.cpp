@@ -36,15 +36,15 @@ struct ConfigFields {
     [[noreturn]] void wrong(const char* key, const char* expected, const std::string& found) const {
         fail(file, ": ", key, ": expected ", expected, ", found ", found);
     }
-    int64_t size(const char* key, int64_t max) const {
+    int64_t size(const char* key, int64_t max, int64_t min = 1) const {
         const json* v = find(key);
-        const std::string expected = "an integer from 1 to " + std::to_string(max);
+        const std::string expected = "an integer from " + std::to_string(min) + " to " + std::to_string(max);
         if (!v) wrong(key, expected.c_str(), "nothing");
-        if (!v->is_number_integer() || *v < 1 || *v > max) wrong(key, expected.c_str(), excerpt(*v));
+        if (!v->is_number_integer() || *v < min || *v > max) wrong(key, expected.c_str(), excerpt(*v));
         return v->get<int64_t>();
     }
-    int64_t size_or(const char* key, int64_t max, int64_t missing) const {
-        return find(key) ? size(key, max) : missing;
+    int64_t size_or(const char* key, int64_t max, int64_t missing, int64_t min = 1) const {
+        return find(key) ? size(key, max, min) : missing;
     }
     // The value for an absent field, or for null. absent: 0 if it is that for null.
     int64_t missing(const char* key, int64_t absent, int64_t null) const {
@@ -110,12 +110,39 @@ struct ConfigFields {
 struct ModelType {
     const char *name, *architecture;
     int64_t max_context;
-    int64_t NKV;     // 0: num_attention_heads
-    int64_t window;  // 0: none
-    bool can_slide;  // whether layers may have a sliding window
+    int64_t NKV = 0;     // 0: num_attention_heads
+    int64_t HD = 0;      // 0: hidden_size / num_attention_heads
+    int64_t window = 0;  // 0: layers have no sliding window
+    // Whether use_sliding_window and max_window_layers say which layers have it.
+    bool chooses_window = false;
+    bool has_ends = true;  // bos and eos
+    bool qkv_bias = false, qk_norm = false;
 };
-constexpr ModelType model_types[] = {{"llama", "LlamaForCausalLM", 2048, 0, 0, false},
-                                     {"mistral", "MistralForCausalLM", 131072, 8, 4096, true}};
+constexpr ModelType model_types[] = {
+    {"llama", "LlamaForCausalLM", 2048},
+    {.name = "mistral",
+     .architecture = "MistralForCausalLM",
+     .max_context = 131072,
+     .NKV = 8,
+     .window = 4096},
+    {.name = "qwen2",
+     .architecture = "Qwen2ForCausalLM",
+     .max_context = 32768,
+     .NKV = 32,
+     .window = 4096,
+     .chooses_window = true,
+     .has_ends = false,
+     .qkv_bias = true},
+    {.name = "qwen3",
+     .architecture = "Qwen3ForCausalLM",
+     .max_context = 32768,
+     .NKV = 32,
+     .HD = 128,
+     .window = 4096,
+     .chooses_window = true,
+     .has_ends = false,
+     .qk_norm = true},
+};
 
 const ModelType& model_type(const Config& c) {
     return *std::ranges::find_if(model_types,
@@ -197,16 +224,24 @@ void read_architecture(const ConfigFields& f, Config& c) {
     c.activation = static_cast<ActivationKind>(f.choice("hidden_act", activations));
     c.norm = static_cast<NormKind>(f.choice("normalization_function", norm_names));
     c.positions = static_cast<PositionKind>(f.choice("position_embedding_type", positions));
-    c.qkv_bias = c.output_bias = f.flag_or("attention_bias", false);
+    const ModelType& type = model_type(c);
+    c.output_bias = f.flag_or("attention_bias", false);
+    c.qkv_bias = c.output_bias || type.qkv_bias;
     c.mlp_bias = f.flag_or("mlp_bias", false);
-    c.qk_norm = f.flag_or("use_qk_norm", false);
-    c.window = f.size_or("sliding_window", INT32_MAX, f.missing("sliding_window", model_type(c).window, 0));
+    c.qk_norm = type.qk_norm;
+    if (!type.chooses_window || f.flag_or("use_sliding_window", false))
+        c.window = f.size_or("sliding_window", INT32_MAX, f.missing("sliding_window", type.window, 0));
+    if (!type.has_ends) c.bos = -1, c.eos = {};
     c.tied = f.flag_or("tie_word_embeddings", c.tied);
 }
 
 // With layer_types, transformers computes Mistral as Ministral: a window for the layers that slide.
 void read_layer_types(const ConfigFields& f, Config& c) {
     const json* const types = f.find("layer_types");
+    if (!types && model_type(c).chooses_window && c.window) {
+        const int64_t begin = f.size_or("max_window_layers", max_layers, 28, 0);
+        for (int64_t layer = 0; layer < c.L; layer++) c.slides.push_back(layer >= begin);
+    }
     if (!types) return;
     const std::string expected = "a list of num_hidden_layers = " + std::to_string(c.L) + " types";
     if (!types->is_array() || static_cast<int64_t>(types->size()) != c.L)
@@ -224,10 +259,10 @@ void refuse_other_models(const ConfigFields& f, const Config& c) {
     if (const json* method = f.find("quantization_config"))
         f.wrong("quantization_config", "none, as quantized weights cannot be trained; use the original model",
                 excerpt(*method));
-    if (c.qkv_bias || c.output_bias) f.wrong("attention_bias", "false", "true");
+    if (c.output_bias) f.wrong("attention_bias", "false", "true");
     if (c.mlp_bias) f.wrong("mlp_bias", "false", "true");
-    if (c.qk_norm) f.wrong("use_qk_norm", "false", "true");
-    if (c.window && !model_type(c).can_slide) f.wrong("sliding_window", "null", std::to_string(c.window));
+    if (f.flag_or("use_qk_norm", false)) f.wrong("use_qk_norm", "false", "true");
+    if (c.window && !model_type(c).window) f.wrong("sliding_window", "null", std::to_string(c.window));
 }
 
 // " (...)" with how to get it, where the name may be a model's on the Hugging Face hub: "owner/name".
@@ -289,10 +324,11 @@ Config load_config(const std::string& model) {
     if (c.NH % c.NKV)
         f.wrong("num_attention_heads", "a multiple of num_key_value_heads",
                 std::to_string(c.NH) + " and " + std::to_string(c.NKV));
-    if (!f.find("head_dim") && c.C % c.NH)
+    c.HD = f.size_or("head_dim", max_width, f.missing("head_dim", model_type(c).HD, 0));
+    if (!c.HD && c.C % c.NH)
         f.wrong("hidden_size", "a multiple of num_attention_heads",
                 std::to_string(c.C) + " and " + std::to_string(c.NH));
-    c.HD = f.size_or("head_dim", max_width, c.C / c.NH);
+    if (!c.HD) c.HD = c.C / c.NH;
     if (c.HD % 2) f.wrong("head_dim", "even", std::to_string(c.HD));
     if (c.qkv_size() > max_width)
         f.wrong("head_dim",
@@ -331,14 +367,15 @@ std::string config_json(const Config& c, DType dtype) {
                       {"tie_word_embeddings", c.tied},
                       {"initializer_range", c.initializer_range},
                       {"hidden_act", activations[static_cast<int>(c.activation)]},
-                      {"attention_bias", c.qkv_bias},
+                      {"attention_bias", c.output_bias},
                       {"mlp_bias", c.mlp_bias},
                       {"bos_token_id", c.bos < 0 ? ordered(nullptr) : ordered(c.bos)},
                       {"eos_token_id", c.eos.empty()       ? ordered(nullptr)
                                        : c.eos.size() == 1 ? ordered(c.eos[0])
                                                            : ordered(c.eos)},
                       {"torch_dtype", info(dtype).python}};
-    if (type.can_slide) values["sliding_window"] = c.window ? ordered(c.window) : ordered(nullptr);
+    if (type.window) values["sliding_window"] = c.window ? ordered(c.window) : ordered(nullptr);
+    if (type.chooses_window) values["use_sliding_window"] = c.window > 0;
     for (const bool slides : c.slides) values["layer_types"].push_back(layer_types[slides]);
     if (c.pad) values["pad_token_id"] = *c.pad;
     return values.dump(2) + "\n";

@@ -12,7 +12,9 @@ namespace llamac {
 
 struct BlockActivations {
     Tensor input_norm, input_rstd;
-    Tensor qkv;  // queries and keys after RoPE, values
+    Tensor qkv;  // queries and keys after RoPE, values; with QK norm as the product makes them
+    // With QK norm: queries and keys after it and RoPE, [N, (NH+NKV)·HD]; the norm's statistics.
+    Tensor qk, q_rstd, k_rstd;
     Tensor attention, lse;
     Tensor residual_mid;
     Tensor post_norm, post_rstd;
@@ -58,6 +60,9 @@ inline std::vector<ActivationRow<BlockActivations>> block_activations(const Conf
     return {{"input_norm", &A::input_norm, rows},
             {"input_rstd", &A::input_rstd, one_per_row},
             {"qkv", &A::qkv, shaped(t, {N, c.qkv_size()})},
+            {"", &A::qk, shaped(t, {N, c.q_size() + c.kv_size()}), Lifetime::backward, nullptr, c.qk_norm},
+            {"", &A::q_rstd, shaped(DType::f32, {B, T, c.NH}), Lifetime::backward, nullptr, c.qk_norm},
+            {"", &A::k_rstd, shaped(DType::f32, {B, T, c.NKV}), Lifetime::backward, nullptr, c.qk_norm},
             {"attention", &A::attention, shaped(t, {N, c.q_size()})},
             {"attention_lse", &A::lse, shaped(DType::f32, {B, c.NH, T})},
             {"residual_mid", &A::residual_mid, rows},
@@ -93,20 +98,6 @@ inline std::vector<ActivationRow<Activations>> model_activations(const Config& c
             {"", &A::dattention, shaped(t, {N, c.q_size()}), Lifetime::layer},
             {"", &A::dgate_up, shaped(t, {N, 2 * c.F}), Lifetime::layer},
             {"", &A::dswiglu, shaped(t, {N, c.F}), Lifetime::layer}};
-}
-
-// Heads in a row of qkv.
-struct HeadRange {
-    const char* name;  // in the debug state, which shows them instead of qkv
-    int64_t first, count;
-};
-inline std::vector<HeadRange> head_ranges(const Config& c) {
-    return {{"q", 0, c.NH}, {"k", c.NH, c.NKV}, {"v", c.NH + c.NKV, c.NKV}};
-}
-// The heads that RoPE rotates, one call per range: queries and keys together, or separately if each has its own norm.
-inline std::vector<HeadRange> rotated_ranges(const Config& c) {
-    if (c.qk_norm) return {{"q", 0, c.NH}, {"k", c.NH, c.NKV}};
-    return {{"qk", 0, c.NH + c.NKV}};
 }
 
 // Plans memory for micro-batches in flight, which share logits, gradients and recomputed activations; layers share the last two.

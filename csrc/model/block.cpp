@@ -1,5 +1,6 @@
 #include "model/block.h"
 
+#include <algorithm>
 #include <cmath>
 #include <ranges>
 
@@ -23,17 +24,26 @@ Tensor heads(const Model& m, const Tensor& rows, int64_t first, int64_t count) {
 struct Heads {
     Tensor q, k, v;
 };
-Heads split_heads(const Model& m, const Tensor& qkv) {
+// qk: the rows of queries and keys, which may be qkv's.
+Heads split_heads(const Model& m, const Tensor& qk, const Tensor& qkv) {
     const int64_t NH = m.config.NH, NKV = m.config.NKV;
-    return {heads(m, qkv, 0, NH), heads(m, qkv, NH, NKV), heads(m, qkv, NH + NKV, NKV)};
+    return {heads(m, qk, 0, NH), heads(m, qk, NH, NKV), heads(m, qkv, NH + NKV, NKV)};
 }
-// The value or the gradient of a block's activation; queries, keys and values one by one.
+// As attention reads them.
+Heads split_heads(const Model& m, const BlockActivations& a) {
+    return split_heads(m, m.config.qk_norm ? a.qk : a.qkv, a.qkv);
+}
+// The value or the gradient of a block's activation.
 void show_value(const Model& m, const char* kind, int64_t layer, Tensor BlockActivations::* of,
                 const Tensor& value) {
     const std::string prefix = kind + std::to_string(layer) + ".";
-    if (of != &BlockActivations::qkv) return m.hook(prefix + name_of(m.config, of), value);
-    for (const HeadRange& range : head_ranges(m.config))
-        m.hook(prefix + range.name, heads(m, value, range.first, range.count));
+    m.hook(prefix + name_of(m.config, of), value);
+}
+void show_heads(const Model& m, const char* kind, int64_t layer, const Heads& h) {
+    const std::string prefix = kind + std::to_string(layer) + ".";
+    m.hook(prefix + "q", h.q);
+    m.hook(prefix + "k", h.k);
+    m.hook(prefix + "v", h.v);
 }
 
 Tensor attention_heads(const Model& m, const Tensor& attention) {
@@ -43,13 +53,35 @@ double attention_scale(const Model& m) {
     return 1.0 / std::sqrt(static_cast<double>(m.config.HD));
 }
 
-// Queries and keys, each turned by its position's angle. cached: the rows' angles are its own.
-void rotate(Model& m, const Tensor& qkv, const CachedRows* cached) {
-    for (const HeadRange& range : rotated_ranges(m.config)) {
-        const Tensor x = heads(m, qkv, range.first, range.count);
-        rope_forward(
-            m.context,
-            {.out = x, .x = x, .cis = cached ? cached->cis : m.activations.cis, .interleaved = false});
+// With QK norm: the queries, or the keys, in a row of qkv and of qk.
+struct NormedHeads {
+    int64_t first, count;
+    const FlatParam& weight;
+    Tensor rstd;
+};
+std::array<NormedHeads, 2> normed_heads(const Model& m, int64_t layer) {
+    const BlockParameters& p = m.parameters.blocks[layer];
+    const BlockActivations& a = m.activations.blocks[layer];
+    return {{{0, m.config.NH, p.q_norm, a.q_rstd}, {m.config.NH, m.config.NKV, p.k_norm, a.k_rstd}}};
+}
+
+// The queries and keys that attention reads: each normalized, if the model has QK norm, and turned by its position's angle.
+// cached: the rows' angles are its own; attention turns those of a decoding pass.
+void normalize_and_rotate(Model& m, int64_t layer, const CachedRows* cached) {
+    const BlockActivations& a = m.activations.blocks[layer];
+    const bool turns = !(cached && cached->is_decode);
+    const Tensor cis = !turns ? Tensor{} : cached ? cached->cis : m.activations.cis;
+    if (m.config.qk_norm) {
+        for (const NormedHeads& part : normed_heads(m, layer))
+            qk_norm_rope_forward(m.context, {.out = heads(m, a.qk, part.first, part.count),
+                                             .rstd = part.rstd,
+                                             .x = heads(m, a.qkv, part.first, part.count),
+                                             .weight = m.parameters.weight(part.weight),
+                                             .cis = cis,
+                                             .eps = m.config.eps});
+    } else if (turns) {
+        const Tensor x = heads(m, a.qkv, 0, m.config.NH + m.config.NKV);
+        rope_forward(m.context, {.out = x, .x = x, .cis = cis, .interleaved = false});
     }
 }
 
@@ -71,10 +103,15 @@ Heads cache_heads(const Model& m, int64_t layer, const KvCache& cache, int64_t s
 // Keys and values of T tokens of one sequence go to the cache; returns all that these tokens see there.
 Heads cached_heads(Model& m, int64_t layer, const Heads& rows, const CachedRows& cached) {
     const Heads own = cache_heads(m, layer, *cached.cache, cached.sequence, 1, cached.position, cached.end);
-    const int64_t size = size_of(own.k.dtype), width = own.k.stride[1] * size;
-    if (!m.context.dry_run)
-        copy_rows_async(m.context, own.k.data, width, rows.k.data, rows.k.stride[1] * size, width,
-                        rows.k.shape[1]);
+    const int64_t size = size_of(own.k.dtype), width = m.config.kv_size() * size;
+    const auto copy = [&](const Tensor& to, const Tensor& from) {
+        copy_rows_async(m.context, to.data, to.stride[1] * size, from.data, from.stride[1] * size, width,
+                        from.shape[1]);
+    };
+    if (!m.context.dry_run) {
+        copy(own.k, rows.k);
+        copy(own.v, rows.v);
+    }
     Heads seen = cache_heads(m, layer, *cached.cache, cached.sequence, 1, cached.begin, cached.end);
     seen.q = rows.q;
     return seen;
@@ -90,7 +127,7 @@ Tensor without_time(const Tensor& heads) {
 // One token of each sequence: RoPE, its place in the cache, and attention.
 void attend_decode(Model& m, int64_t layer, const KvCache& cache) {
     const BlockActivations& a = m.activations.blocks[layer];
-    const Heads h = split_heads(m, a.qkv);
+    const Heads h = split_heads(m, a);
     const int64_t B = h.q.shape[0];
     const Heads all = cache_heads(m, layer, cache, 0, B, 0, cache.size.positions);
     Tensor begin = cache.first;
@@ -112,7 +149,7 @@ void attend_decode(Model& m, int64_t layer, const KvCache& cache) {
 void attend(Model& m, int64_t layer, const CachedRows* cached) {
     if (cached && cached->is_decode) return attend_decode(m, layer, *cached->cache);
     const BlockActivations& a = m.activations.blocks[layer];
-    Heads h = split_heads(m, a.qkv);
+    Heads h = split_heads(m, a);
     if (cached) h = cached_heads(m, layer, h, *cached);
     attention_forward(m.context, {.out = attention_heads(m, a.attention),
                                   .lse = a.lse,
@@ -156,12 +193,19 @@ void compute_input(Model& m, int64_t layer, const LinearRow& row, const CachedRo
 }
 
 // Whether the operation that computes a linear's input, or the gradient of its output, writes codes and no values: the
-// activation and its backward, and RoPE's backward.
+// activation and its backward, and RoPE's backward where nothing else reads its output.
 bool input_as_codes(const Model& m, int64_t layer, const LinearRow& row) {
     return row.input == Producer::activation && computes_codes(m, layer);
 }
 bool gradient_as_codes(const Model& m, int64_t layer, const LinearRow& row) {
-    return !row.adds_residual && computes_codes(m, layer);
+    const bool has_readers = feeds(row, Producer::attention) && (m.config.qk_norm || m.config.qkv_bias);
+    return !row.adds_residual && !has_readers && computes_codes(m, layer);
+}
+
+// The bias of a linear; null: the model has none there.
+const FlatParam* bias_of(const Model& m, int64_t layer, const LinearRow& row) {
+    const FlatParam* const bias = row.bias ? &(m.parameters.blocks[layer].*row.bias) : nullptr;
+    return bias && !bias->shape.empty() ? bias : nullptr;
 }
 
 // The codes of a linear's input, from its values or by the operation that computes it.
@@ -176,12 +220,25 @@ void quantize_input(Model& m, int64_t layer, const LinearRow& row, const Quantiz
                                         .scale = to.scale});
 }
 
-// The gradients of queries and keys, from those of rotated queries and keys, in place.
-void rotate_backward(Model& m, int64_t layer) {
-    const Tensor& dqkv = m.activations.dqkv;
-    for (const HeadRange& range : rotated_ranges(m.config)) {
-        const Tensor dx = heads(m, dqkv, range.first, range.count);
-        rope_backward(m.context, {.dx = dx, .dout = dx, .cis = m.activations.cis, .interleaved = false});
+// The gradients of the linear's queries and keys, from those of attention's, in place.
+void normalize_and_rotate_backward(Model& m, int64_t layer, bool accumulate) {
+    const Tensor &dqkv = m.activations.dqkv, &cis = m.activations.cis;
+    if (m.config.qk_norm) {
+        for (const NormedHeads& part : normed_heads(m, layer)) {
+            const Tensor dx = heads(m, dqkv, part.first, part.count);
+            qk_norm_rope_backward(m.context,
+                                  {.dx = dx,
+                                   .dweight = m.parameters.gradient(part.weight),
+                                   .dout = dx,
+                                   .x = heads(m, m.activations.blocks[layer].qkv, part.first, part.count),
+                                   .weight = m.parameters.weight(part.weight),
+                                   .rstd = part.rstd,
+                                   .cis = cis,
+                                   .accumulate = accumulate});
+        }
+    } else {
+        const Tensor dx = heads(m, dqkv, 0, m.config.NH + m.config.NKV);
+        rope_backward(m.context, {.dx = dx, .dout = dx, .cis = cis, .interleaved = false});
     }
     if (m.fp8 && m.hook) m.hook("dact." + std::to_string(layer) + ".qkv", dqkv);  // as it is quantised
 }
@@ -200,7 +257,6 @@ void quantize_gradient(Model& m, int64_t layer, const LinearRow& row, const Quan
                                                     .gate_up = d.blocks[layer].gate_up,
                                                     .scale = to.scale});
     const int64_t N = d.dqkv.shape[0], HD = m.config.HD, heads = d.dqkv.shape[1] / HD;
-    const HeadRange last = rotated_ranges(m.config).back();
     rope_backward_quantize(m.context, {.out = reshape(to.out, {N, heads, HD}),
                                        .transposed = reshape(to.transposed, {heads, HD, N}),
                                        .amax = to.amax,
@@ -208,7 +264,7 @@ void quantize_gradient(Model& m, int64_t layer, const LinearRow& row, const Quan
                                        .dout = reshape(d.dqkv, {N, heads, HD}),
                                        .cis = d.cis,
                                        .scale = to.scale,
-                                       .rotated = last.first + last.count});
+                                       .rotated = m.config.NH + m.config.NKV});
 }
 
 // The backward of the operation that computes a linear's input, from its gradient row.dx. rewrites: also rewrites the input.
@@ -220,7 +276,7 @@ void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewri
     case Producer::norm:
         return norm_backward(m, norm_of(m, layer, row), d.*row.dx, true, written, accumulate);
     case Producer::attention: {
-        const Heads h = split_heads(m, a.qkv), dh = split_heads(m, d.dqkv);
+        const Heads h = split_heads(m, a), dh = split_heads(m, d.dqkv, d.dqkv);
         attention_backward(m.context, {.dq = dh.q,
                                        .dk = dh.k,
                                        .dv = dh.v,
@@ -233,7 +289,8 @@ void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewri
                                        .first = m.activations.mask,
                                        .scale = attention_scale(m),
                                        .window = m.config.window_of(layer)});
-        return show_gradient(m, layer, &BlockActivations::qkv, d.dqkv);
+        if (m.hook) show_heads(m, "dact.", layer, dh);
+        return;
     }
     case Producer::activation:
         if (input_as_codes(m, layer, row)) return;  // quantize_gradient() computes the codes of the gradient
@@ -282,7 +339,7 @@ bool is_recomputed(const Recompute& recompute, Tensor BlockActivations::* activa
                    bool in_fp8) {
     for (const LinearRow& row : block_linears) {
         const Recomputed again = recomputed(recompute, row, layer, in_fp8);
-        if (row.out == activation) return again.output;
+        if (row.out == activation || std::ranges::count(row.derived, activation)) return again.output;
         // A norm's backward writes the norm again by its rstd, which is kept.
         if (row.x == activation || (row.statistics == activation && !rewritten_by_backward(row.input)))
             return again.input;
@@ -337,7 +394,9 @@ void forward_block(Model& m, int64_t layer, Run run, const CachedRows* cached) {
         quantize_input(m, layer, row, x, false);
         linear_forward(m, a.*row.out, x, linear_weight(m, {layer, &row}),
                        row.adds_residual ? residual_of(m, layer, row) : Tensor{});
-        if (feeds(row, Producer::attention) && !(cached && cached->is_decode)) rotate(m, a.qkv, cached);
+        if (const FlatParam* const bias = bias_of(m, layer, row))
+            bias_forward(m.context, {.out = a.*row.out, .x = a.*row.out, .bias = m.parameters.weight(*bias)});
+        if (feeds(row, Producer::attention)) normalize_and_rotate(m, layer, cached);
     }
 }
 
@@ -347,7 +406,12 @@ void backward_block(Model& m, int64_t layer, bool accumulate) {
         const Recomputed again = recomputed(m.options.recompute, row, layer, in_fp8(m, layer));
         const Quantizable dout = output_gradient(m, {layer, &row}, d.*row.dout),
                           weight = linear_weight(m, {layer, &row});
-        if (feeds(row, Producer::attention) && !gradient_as_codes(m, layer, row)) rotate_backward(m, layer);
+        if (feeds(row, Producer::attention) && !gradient_as_codes(m, layer, row))
+            normalize_and_rotate_backward(m, layer, accumulate);
+        if (const FlatParam* const bias = bias_of(m, layer, row); bias && bias->trains)
+            bias_backward(
+                m.context,
+                {.dbias = m.parameters.gradient(*bias), .dout = d.*row.dout, .accumulate = accumulate});
         quantize_gradient(m, layer, row, dout);
         linear_backward_input(m, d.*row.dx, dout, weight);
         show_gradient(m, layer, row.x, d.*row.dx);
@@ -366,7 +430,10 @@ void show_block(const Model& m, int64_t layer) {
     if (!m.hook) return;
     const BlockActivations& a = m.activations.blocks[layer];
     for (const auto& row : block_activations(m.config, 1, 1, a.qkv.dtype))
-        if (row.present) show_value(m, "act.", layer, row.member, a.*row.member);
+        if (row.member == &BlockActivations::qkv)
+            show_heads(m, "act.", layer, split_heads(m, a));
+        else if (*row.name)
+            show_value(m, "act.", layer, row.member, a.*row.member);
 }
 void show_gradient(const Model& m, int64_t layer, Tensor BlockActivations::* of, const Tensor& value) {
     if (!m.hook) return;

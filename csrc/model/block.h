@@ -36,6 +36,9 @@ struct LinearRow {
     FlatParam BlockParameters::* norm = nullptr;  // the weight of a norm
     // The input of a norm, or the residual that is added; null: the block's input.
     Tensor BlockActivations::* residual = nullptr;
+    FlatParam BlockParameters::* bias = nullptr;  // of models that have it
+    // What is computed from out and lives as long.
+    std::array<Tensor BlockActivations::*, 3> derived = {};
 };
 
 inline constexpr std::array<LinearRow, 4> block_linears = [] {
@@ -45,8 +48,21 @@ inline constexpr std::array<LinearRow, 4> block_linears = [] {
     constexpr auto norm = Producer::norm, attention = Producer::attention, activation = Producer::activation;
     constexpr auto outputs = Split::outputs, inputs = Split::inputs;
     return std::array<LinearRow, 4>{
-        {{"qkv", norm, &P::qkv, &A::input_norm, &A::input_norm_codes, &A::qkv, &D::dnorm, &D::dqkv, false,
-          outputs, &A::input_rstd, &P::input_norm},
+        {{"qkv",
+          norm,
+          &P::qkv,
+          &A::input_norm,
+          &A::input_norm_codes,
+          &A::qkv,
+          &D::dnorm,
+          &D::dqkv,
+          false,
+          outputs,
+          &A::input_rstd,
+          &P::input_norm,
+          nullptr,
+          &P::qkv_bias,
+          {&A::qk, &A::q_rstd, &A::k_rstd}},
          {"o", attention, &P::o, &A::attention, &A::attention_codes, &A::residual_mid, &D::dattention,
           &D::dresidual, true, inputs, &A::lse},
          {"gate_up", norm, &P::gate_up, &A::post_norm, &A::post_norm_codes, &A::gate_up, &D::dnorm,

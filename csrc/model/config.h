@@ -1,4 +1,4 @@
-// The shape of a Llama or Mistral model, as Hugging Face's config.json describes it. All derived sizes are computed here.
+// The shape of a model, as Hugging Face's config.json describes it. All derived sizes are computed here.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -36,7 +36,7 @@ struct Config {
     double rope_theta = 10000;
     RopeScaling rope_scaling;
     std::string model_type = "llama";  // of config.json (checkpoint/config_json.cpp has the table)
-    // The architecture. load_config accepts the values that the model computes: Llama's and Mistral's.
+    // The architecture. load_config accepts the values that the model computes.
     NormKind norm = NormKind::rms;
     ActivationKind activation = ActivationKind::silu;  // of the gate
     PositionKind positions = PositionKind::rope;

@@ -43,7 +43,7 @@ struct Segment {
 };
 
 struct BlockParameters {
-    FlatParam input_norm, qkv, o, post_norm, gate_up, down;
+    FlatParam input_norm, qkv, qkv_bias, q_norm, k_norm, o, post_norm, gate_up, down;
 };
 
 struct ModelParameters {
@@ -61,7 +61,7 @@ struct ParameterGroup {
     bool multiplied;               // takes part in a matrix product, which counts as FLOPs
     Update update = Update::adamw;
 };
-constexpr ParameterGroup matrices{{}, true, true}, norms{1.0f, false, false};
+constexpr ParameterGroup matrices{{}, true, true}, norms{1.0f, false, false}, biases{0.0f, false, false};
 
 // The layers [first, end) that a model holds. The embedding belongs to layer 0, the final norm and the head to the last layer.
 struct LayerRange {
@@ -83,6 +83,11 @@ inline std::vector<ParameterRow> block_parameters(const Config& c, BlockParamete
             {"self_attn.q_proj.weight", &p.qkv, {c.q_size(), c.C}, matrices},
             {"self_attn.k_proj.weight", &p.qkv, {c.kv_size(), c.C}, matrices},
             {"self_attn.v_proj.weight", &p.qkv, {c.kv_size(), c.C}, matrices},
+            {"self_attn.q_proj.bias", &p.qkv_bias, {c.q_size()}, biases, c.qkv_bias},
+            {"self_attn.k_proj.bias", &p.qkv_bias, {c.kv_size()}, biases, c.qkv_bias},
+            {"self_attn.v_proj.bias", &p.qkv_bias, {c.kv_size()}, biases, c.qkv_bias},
+            {"self_attn.q_norm.weight", &p.q_norm, {c.HD}, norms, c.qk_norm},
+            {"self_attn.k_norm.weight", &p.k_norm, {c.HD}, norms, c.qk_norm},
             {"self_attn.o_proj.weight", &p.o, {c.C, c.q_size()}, matrices},
             {"post_attention_layernorm.weight", &p.post_norm, {c.C}, norms},
             {"mlp.gate_proj.weight", &p.gate_up, {c.F, c.C}, matrices},

@@ -52,6 +52,10 @@ def precompute_cis(position: Tensor, frequency: Tensor) -> Tensor:
     return ops.cis_of_frequencies(position.numel(), frequency)
 
 
+def qk_norm_rope(x: Tensor, weight: Tensor, cis: Tensor) -> Tensor:
+    return ops.qk_norm_rope(x, weight, torch_ops.EPS, cis)
+
+
 def repeat_kv(x: Tensor, dout: Tensor) -> Tensor:
     return ops.repeat_kv(x, dout.shape[2])
 
@@ -86,6 +90,14 @@ FUNCTIONS = {
     ),
     "rope": Function(
         ops.rope, torch_ops.rope, torch_ops.rope_inputs, ("x",), {"rope_forward": ()}, {"rope_backward": ()}
+    ),
+    "qk_norm_rope": Function(
+        qk_norm_rope,
+        torch_ops.qk_norm_rope,
+        torch_ops.qk_norm_rope_inputs,
+        ("x", "weight"),
+        {"qk_norm_rope_forward": ()},
+        {"qk_norm_rope_backward": ()},
     ),
     "repeat_kv": Function(
         repeat_kv,

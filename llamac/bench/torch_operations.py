@@ -60,6 +60,10 @@ def rope_inputs(c: Case) -> Inputs:
     return {"x": c.randn("B", "T", "NH", "HD"), "cis": cis, "cos": cos, "sin": sin}
 
 
+def qk_norm_rope_inputs(c: Case) -> Inputs:
+    return rope_inputs(c) | {"weight": c.randn("HD")}
+
+
 def repeat_kv_inputs(c: Case) -> Inputs:
     return {"x": c.randn("B", "T", "NKV", "HD"), "dout": c.randn("B", "T", "NH", "HD")}
 
@@ -135,6 +139,10 @@ def precompute_cis(position, frequency):
 
 def rope(x, cos, sin):
     return reference.rope(x, (cos, sin))
+
+
+def qk_norm_rope(x, weight, cos, sin):
+    return reference.qk_norm_rope(x, weight, EPS, (cos, sin))
 
 
 def repeat_kv(x, dout):

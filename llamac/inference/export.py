@@ -27,6 +27,8 @@ from llamac.model.config import Config, RopeScaling, rope_frequencies, yarn_atte
 
 # llama.cpp's names of the patterns by which texts are split.
 SPLITS = {LLAMA3_SPLIT: "llama-bpe", QWEN2_SPLIT: "qwen2", GPT2_SPLIT: "gpt-2"}
+# llama.cpp's architecture, by model_type. Others are llama there, whose rotary pairs are neighbours.
+ARCHITECTURES = {"qwen2": "qwen2", "qwen3": "qwen3"}
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -51,16 +53,18 @@ def write_gguf(directory: str | Path, path: str | Path, dtype: str = "auto") -> 
         fetched = how_to_fetch(str(directory))
         raise InputError(f"{directory}: expected a directory with config.json and weights{fetched}")
     config = hf.load_config_of_weights(folder)
+    architecture = ARCHITECTURES.get(config.model_type, "llama")
     if config.sliding_window and config.sliding_window < config.max_position_embeddings:
         window = f"the window of {config.sliding_window} tokens: longer contexts are computed without it"
-        warnings.warn(f"{directory}: llama.cpp's architecture llama does not read {window}", stacklevel=2)
+        unread = f"llama.cpp's architecture {architecture} does not read {window}"
+        warnings.warn(f"{directory}: {unread}", stacklevel=2)
     own = tokenizer.load(folder)
     temporary = path.with_name(path.name + ".tmp")
-    writer = gguf.GGUFWriter(temporary, "llama")
+    writer = gguf.GGUFWriter(temporary, architecture)
     _add_settings(writer, config, folder)
     _add_tokenizer(writer, config, own, folder)
     try:
-        kinds = _add_tensors(writer, gguf.GGMLQuantizationType, config, folder, dtype)
+        kinds = _add_tensors(writer, architecture, config, folder, dtype)
         names = [name for name in ("BF16", "F16") if gguf.GGMLQuantizationType[name] in kinds]
         writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{names[0]}" if names else "ALL_F32"])
         writer.write_header_to_file()
@@ -182,17 +186,18 @@ def _exported(own: Any) -> JsonTokenizer:
         return tokenizer_json.load(Path(folder))
 
 
-def _add_tensors(writer: Any, types: Any, c: Config, folder: Path, dtype: str) -> set:
+def _add_tensors(writer: Any, architecture: str, c: Config, folder: Path, dtype: str) -> set:
     import gguf
 
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c.num_hidden_layers)
+    types = gguf.GGMLQuantizationType
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], c.num_hidden_layers)
     narrow, kinds = {"bf16": types.BF16, "f16": types.F16}, set()
     heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}
     for name, row, values in hf.read_arrays(folder, dict(c.parameters())):
         wanted = row.name if dtype == "auto" else dtype
         kind = narrow.get(wanted, types.F32) if values.ndim == 2 else types.F32
         role = name.split(".")[-2]
-        if role in heads:
+        if architecture == "llama" and role in heads:
             values = interleaved(values, heads[role])
         kinds.add(kind)
         with np.errstate(over="ignore"):  # infinite, as in PyTorch

@@ -26,6 +26,7 @@ class Linear(NamedTuple):
     weights: dict[str, str]  # {module: number of outputs}
     bias: str  # flag
     out: tuple[str, ...]  # in the debug state; before a norm, it is the sum with the residual
+    head_norms: tuple[str, ...] = ()  # modules of the norms of its first outputs' heads, with qk_norm
 
     def shapes(self, config: Any) -> dict[str, tuple[int, int]]:
         """{module: shape of its weight, [out,in]}."""
@@ -40,6 +41,8 @@ class Linear(NamedTuple):
         yield from ((f"{self.half}.{name}.weight", shape) for name, shape in shapes.items())
         if getattr(config, self.bias):
             yield from ((f"{self.half}.{name}.bias", shape[:1]) for name, shape in shapes.items())
+        if config.qk_norm:
+            yield from ((f"{self.half}.{name}.weight", (config.head_dim,)) for name in self.head_norms)
 
     def slots(self, block: object) -> tuple[str, str, str]:
         """fp8's scales in a block: of x, of the weight, of the gradient of out."""
@@ -54,6 +57,7 @@ BLOCK = (
         {"q_proj": "q_size", "k_proj": "kv_size", "v_proj": "kv_size"},
         "qkv_bias",
         ("q", "k", "v"),
+        ("q_norm", "k_norm"),
     ),
     Linear(
         "o",

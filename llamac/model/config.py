@@ -9,9 +9,11 @@ query heads, NKV key/value heads, HD head size, F intermediate_size, V vocab_siz
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from llamac.base.errors import InputError
 from llamac.base.files import excerpt, read_json
@@ -20,11 +22,27 @@ from llamac.model.block import ACTIVATIONS, BLOCK
 
 # The largest sizes; csrc/checkpoint/config_json.cpp has the same.
 WIDEST, DEEPEST, LONGEST, MOST_PARAMETERS = 2**24, 2**16, 2**31 - 1, 2**48
-# Per model_type, the values that transformers takes for absent fields, where they are not Llama's. One with a
-# value for sliding_window may have a window.
-MODEL_TYPES: dict[str, dict[str, int]] = {
-    "llama": {},
-    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+
+
+class ModelType(NamedTuple):
+    """A model_type of config.json."""
+
+    architecture: str  # the class in transformers
+    missing: Mapping[str, Any] = MappingProxyType({})  # for absent fields, where they are not Llama's
+    can_slide: bool = False  # whether layers may have a sliding window
+    chooses_window: bool = False  # whether use_sliding_window and max_window_layers say which layers have it
+    qkv_bias: bool = False
+    qk_norm: bool = False  # of each head's queries and keys, before RoPE
+
+
+_QWENS = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096}
+_QWENS |= {"bos_token_id": None, "eos_token_id": None}
+_MISTRALS = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
+MODEL_TYPES = {
+    "llama": ModelType("LlamaForCausalLM"),
+    "mistral": ModelType("MistralForCausalLM", _MISTRALS, can_slide=True),
+    "qwen2": ModelType("Qwen2ForCausalLM", _QWENS, True, True, qkv_bias=True),
+    "qwen3": ModelType("Qwen3ForCausalLM", _QWENS | {"head_dim": 128}, True, True, qk_norm=True),
 }
 # Fields that choose an architecture, with the values that are computed, the default first.
 WORDS: dict[str, tuple[str, ...]] = {
@@ -118,7 +136,7 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -
 
 @dataclass(frozen=True)
 class Config:
-    """The shape of Llama or Mistral, under Hugging Face's names. load_config() makes one and checks that it
+    """The shape of a model, under Hugging Face's names. load_config() makes one and checks that it
     adds up.
     """
 
@@ -161,7 +179,12 @@ class Config:
     @property
     def qkv_bias(self) -> bool:
         """Whether the product that makes queries, keys and values has a bias."""
-        return self.attention_bias
+        return self.attention_bias or MODEL_TYPES[self.model_type].qkv_bias
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether each head of the queries and keys has a norm."""
+        return MODEL_TYPES[self.model_type].qk_norm
 
     @property
     def output_bias(self) -> bool:
@@ -203,14 +226,16 @@ class Config:
 
     def to_dict(self, torch_dtype: str) -> dict:
         """The content of config.json; torch_dtype is the dtype of the weights: "float32" or "bfloat16"."""
-        architecture = self.model_type.capitalize() + "ForCausalLM"
-        values = {"architectures": [architecture], "model_type": ""} | asdict(self)
+        own = MODEL_TYPES[self.model_type]
+        values = {"architectures": [own.architecture], "model_type": ""} | asdict(self)
+        if own.chooses_window:
+            values["use_sliding_window"] = self.sliding_window is not None
         if self.rope_scaling is not None:
             values["rope_scaling"] = self.rope_scaling.to_dict()
         if self.pad_token_id is None:
             del values["pad_token_id"]
         for name in NOT_LLAMAS:
-            kept = name == "sliding_window" and name in MODEL_TYPES[self.model_type]
+            kept = name == "sliding_window" and own.can_slide
             if not kept and (name != "layer_types" or self.layer_types is None):
                 del values[name]
         return values | {"torch_dtype": torch_dtype}
@@ -282,10 +307,10 @@ class _Reader:
         value = self.values.get(key)
         return default if value is None else value
 
-    def size(self, key: str, default: int | None = None, most: int = WIDEST) -> int:
+    def size(self, key: str, default: int | None = None, most: int = WIDEST, least: int = 1) -> int:
         value = self.get(key, default)
-        if type(value) is not int or not 0 < value <= most:
-            raise self.fail(key, f"an integer from 1 to {most}")
+        if type(value) is not int or not least <= value <= most:
+            raise self.fail(key, f"an integer from {least} to {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -316,23 +341,27 @@ class _Reader:
         for key, value in values.items():
             if value not in accepted[key]:
                 raise self.fail(key, " or ".join(map(json.dumps, accepted[key])))
-        if window is not None and "sliding_window" not in MODEL_TYPES[values["model_type"]]:
+        if window is not None and not MODEL_TYPES[values["model_type"]].can_slide:
             raise self.fail("sliding_window", "null")
         return values | {"sliding_window": window}
 
     def missing(self, key: str, default: Any) -> Any:
         """The value for an absent key; null is Llama's default, except for the context."""
         absent = key not in self.values or key == "max_position_embeddings"
-        of_type = MODEL_TYPES.get(str(self.values.get("model_type")), {})
-        return of_type.get(key, default) if absent else default
+        return self.model_type().missing.get(key, default) if absent else default
+
+    def model_type(self) -> ModelType:
+        return MODEL_TYPES.get(str(self.values.get("model_type")), MODEL_TYPES["llama"])
 
     def window(self) -> int | None:
+        if self.model_type().chooses_window and not self.flag("use_sliding_window"):
+            return None
         window = self.get("sliding_window", self.missing("sliding_window", None))
         return None if window is None else self.size("sliding_window", window, LONGEST)
 
     def token(self, key: str, default: int, several: bool = False) -> Any:
         """A token id, null for none; instruction-tuned models list several ends of text."""
-        value = self.values.get(key, default)
+        value = self.values.get(key, self.missing(key, default))
         ids = value if several and type(value) is list and value else [value]
         if value is not None and not all(type(x) is int and 0 <= x < 2**31 for x in ids):
             raise self.fail(key, "a token id")
@@ -341,6 +370,9 @@ class _Reader:
     def layer_types(self, layers: int, window: int | None) -> list[str] | None:
         """With them, transformers computes Mistral as Ministral: a window for the layers that slide."""
         types = self.get("layer_types", None)
+        if types is None and self.model_type().chooses_window and window is not None:
+            begin = self.size("max_window_layers", 28, DEEPEST, least=0)
+            return [LAYER_TYPES[layer >= begin] for layer in range(layers)]
         if types is None:
             return None
         if type(types) is not list or len(types) != layers:
@@ -414,9 +446,10 @@ class _Reader:
         NKV = self.size("num_key_value_heads", self.missing("num_key_value_heads", NH))
         if NH % NKV != 0:
             raise self.fail("num_key_value_heads", f"a divisor of num_attention_heads {NH}")
-        if self.get("head_dim", None) is None and C % NH != 0:
+        HD = self.get("head_dim", self.missing("head_dim", None))
+        if HD is None and C % NH != 0:
             raise self.fail("hidden_size", f"a multiple of num_attention_heads {NH} without head_dim")
-        HD = self.size("head_dim", C // NH)
+        HD = self.size("head_dim", C // NH if HD is None else HD)
         if HD % 2 != 0:
             raise InputError(f"{self.file}: head_dim: expected an even number, found {HD}")
         if (width := (NH + 2 * NKV) * HD) > WIDEST:

@@ -34,6 +34,7 @@ _rmsnorm_forward = _ops.rmsnorm_forward.default
 _residual_rmsnorm_forward = _ops.residual_rmsnorm_forward.default
 _precompute_cis = _ops.precompute_cis.out
 _rope_forward = _ops.rope_forward.default
+_qk_norm_rope_forward = _ops.qk_norm_rope_forward.default
 _repeat_kv_forward = _ops.repeat_kv_forward.default
 _attention_forward = _ops.attention_forward.default
 _swiglu_forward = _ops.swiglu_forward.default
@@ -132,6 +133,17 @@ def rope(x: Tensor, cis: Tensor, interleaved: bool = False) -> Tensor:
     + 1, as in Meta's. cis gets no gradient.
     """
     return _rope_forward(x, cis[: x.shape[1]], interleaved)
+
+
+def qk_norm_rope(x: Tensor, weight: Tensor, eps: float = 1e-6, cis: Tensor | None = None) -> Tensor:
+    """rmsnorm of every head, then rope, in one pass over memory: of queries or keys, as Qwen 3 has it.
+
+    x [B, T, NH, HD], any strides but the last dimension's; weight [HD]; cis as for rope, None: no rotation ->
+    [B, T, NH, HD].
+    """
+    if _autocasting(x):
+        x, weight = _widest(x, weight)
+    return _qk_norm_rope_forward(x, weight, None if cis is None else cis[: x.shape[1]], eps)[0]
 
 
 def repeat_kv(x: Tensor, heads: int) -> Tensor:
@@ -443,6 +455,7 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "precompute_cis",
+    "qk_norm_rope",
     "repeat_kv",
     "residual_rmsnorm",
     "rmsnorm",

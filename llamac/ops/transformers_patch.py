@@ -1,5 +1,5 @@
-"""llamac.patch makes a transformers Llama, Mistral or Qwen2 use llamac's operations; llamac.unpatch undoes
-it.
+"""llamac.patch makes a transformers Llama, Mistral, Qwen2 or Qwen3 use llamac's operations; llamac.unpatch
+undoes it.
 
 Every patched module keeps its identity, parameters, hooks and names. Its class becomes a subclass of its
 original class and of a class of this file, whose methods call super() for the calls that they do not support.
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 FAMILIES = {
     f"transformers.models.{name.lower()}.modeling_{name.lower()}": name
-    for name in ("Llama", "Mistral", "Qwen2")
+    for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
 }
 FLASH_HEADS = (64, 128)  # head sizes of the fast attention kernels; others write out all scores
 # The name of the cache in the models: past_key_values before transformers 5.24.
@@ -95,12 +95,14 @@ class _Rotary(_Piece):
         return cos.to(x.dtype), sin.to(x.dtype), bits
 
 
-def _turned(x: Tensor, bits: Tensor) -> Tensor:
-    """rope of x [B, T, NH, HD] by the table of _Rotary, which has T positions or B T of them."""
+def _turned(x: Tensor, bits: Tensor, norm: nn.Module | None = None) -> Tensor:
+    """rope of x [B, T, NH, HD] by the table of _Rotary, which has T positions or B T of them; with a norm of
+    its heads, of the norm's output."""
     table = bits.view(torch.float64 if bits.dtype == torch.int64 else torch.float32)
-    if table.shape[0] == x.shape[1]:
-        return ops.rope(x, table)
-    return ops.rope(x.flatten(0, 1)[None], table).view(x.shape)
+    rows = x if table.shape[0] == x.shape[1] else x.flatten(0, 1)[None]
+    if norm is None:
+        return ops.rope(rows, table).view(x.shape)
+    return ops.qk_norm_rope(rows, norm.weight, norm.variance_epsilon, table).view(x.shape)
 
 
 class _Attention(_Piece):
@@ -122,10 +124,15 @@ class _Attention(_Piece):
             )
         heads = (*hidden_states.shape[:-1], -1, self.head_dim)
         q, k, v = (linear(hidden_states).view(heads) for linear in (self.q_proj, self.k_proj, self.v_proj))
-        if _fits(q, k):
-            q, k = _turned(q, table[0]), _turned(k, table[0])
+        norms = getattr(self, "q_norm", None), getattr(self, "k_norm", None)
+        if all(isinstance(norm, _Norm) and _untouched(norm) and _fits(q, k, norm.weight) for norm in norms):
+            q, k = (_turned(x, table[0], norm) for x, norm in zip((q, k), norms))
         else:
-            q, k = self._rotate(q, k, cos, sin, unsqueeze_dim=2)
+            q, k = (x if norm is None else norm(x) for x, norm in zip((q, k), norms))
+            if _fits(q, k):
+                q, k = _turned(q, table[0]), _turned(k, table[0])
+            else:
+                q, k = self._rotate(q, k, cos, sin, unsqueeze_dim=2)
         cache = kwargs.pop(CACHE, kwargs.pop("past_key_values", None))
         if cache is not None:
             k, v = self._cached(k, v, cache, cos, sin, kwargs)
@@ -468,8 +475,8 @@ def _replace_linears(model: nn.Module) -> None:
 
 
 def patch(model: PreTrainedModel, logits: bool = False, fp8: bool = False) -> PreTrainedModel:
-    """Let a transformers model of the Llama, Mistral or Qwen2 family run on llamac's operations; unpatch()
-    undoes it. In place; returns the model. A second time changes nothing.
+    """Let a transformers model of the Llama, Mistral, Qwen2 or Qwen3 family run on llamac's operations;
+    unpatch() undoes it. In place; returns the model. A second time changes nothing.
 
     Parameters, their names, hooks, saved files and configurations stay as they are. Norms, RoPE, causal
     attention, the residual sum before a norm, the feed-forward's activation and the loss are llamac's; matrix

@@ -29,6 +29,8 @@ PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
 TEST_MODELS = sorted((ROOT / "tests/models").glob("*.json"))
 WRITTEN_TWICE = ["config", "files", "flops", "random", "schedule", "tokens", "tolerance"]
 MISTRAL = {"model_type": "mistral"}
+QWEN2 = {"model_type": "qwen2", "num_key_value_heads": 3, "use_sliding_window": True}
+QWEN3 = QWEN2 | {"model_type": "qwen3"}
 TWICE = re.compile(r'^(?://|""") ?Written twice on purpose: (\S+) .*?; (?:tests/\w+/)?(\w+\.py)::(\w+)\.')
 
 
@@ -120,7 +122,13 @@ def test_llamas_values_written_out(tmp_path):
         ({"tie_word_embeddings": "no"}, 'tie_word_embeddings: expected true or false, found "no"'),
         ({"eos_token_id": [1, -2]}, "eos_token_id: expected a token id, found [1"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: expected none, as quantized weights"),
-        ({"model_type": "qwen3"}, 'model_type: expected "llama" or "mistral", found "qwen3"'),
+        ({"model_type": "gpt2"}, 'model_type: expected "llama" or "mistral" or "qwen2" or "qwen3", found'),
+        (
+            QWEN2 | {"max_window_layers": -1},
+            "max_window_layers: expected an integer from 0 to 65536, found -1",
+        ),
+        (QWEN2 | {"use_sliding_window": 1}, "use_sliding_window: expected true or false, found 1"),
+        (QWEN3 | {"attention_bias": True}, "attention_bias: expected false, found true"),
         ({"hidden_act": "gelu"}, 'hidden_act: expected "silu", found "gelu"'),
         ({"normalization_function": "x"}, 'normalization_function: expected "rmsnorm", found "x"'),
         ({"position_embedding_type": "nope"}, 'position_embedding_type: expected "rope", found "nope"'),

@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, mo
 from transformers.models.llama import modeling_llama
 from transformers.models.ministral import modeling_ministral
 from transformers.models.mistral import modeling_mistral
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
 
 import train_llama3 as ref
 from llamac.base.errors import InputError
@@ -24,7 +26,7 @@ from llamac.model.config import RopeScaling, load_config
 from llamac.training.options import Options
 from llamac.training.weights import load_weights, parts
 
-MODELS = ["tied-gqa", "untied-mha", "scaled8", "scaled32", "wide-heads"]
+MODELS = ["tied-gqa", "untied-mha", "scaled8", "scaled32", "wide-heads", "qwen2", "qwen3"]
 B, T = 2, 33
 Tensors = dict[str, torch.Tensor]
 
@@ -71,7 +73,8 @@ def their_results(directory: Path, dtype: torch.dtype) -> Tensors:
 def true_results(directory: Path, monkeypatch) -> Tensors:
     """The truth: transformers in float64 throughout. It shares no code with ours."""
     with monkeypatch.context() as patch:
-        modules = modeling_llama, modeling_mistral, modeling_ministral, modeling_rope_utils
+        modules = modeling_llama, modeling_mistral, modeling_ministral, modeling_qwen2, modeling_qwen3
+        modules += (modeling_rope_utils,)
         compute_in_double(patch, *modules)
         return their_results(directory, torch.float64)
 
@@ -271,7 +274,7 @@ def test_activations_and_gradients_fit_together(references, name):
     if not config.tie_word_embeddings:
         close(head, state["grad.lm_head.weight"])
     x = state["act.embedding"]
-    for i in range(config.num_hidden_layers):
+    for i, window in enumerate(config.windows()):
         a, d, g = f"act.{i}.", f"dact.{i}.", f"grad.model.layers.{i}."
         close(product(d + "v", a + "input_norm"), state[g + "self_attn.v_proj.weight"])
         close(product(d + "residual_mid", a + "attention"), state[g + "self_attn.o_proj.weight"])
@@ -292,6 +295,7 @@ def test_activations_and_gradients_fit_together(references, name):
             config.head_dim
         )
         probabilities = (scores - state[a + "attention_lse"][..., None]).exp().tril()
+        probabilities = probabilities.triu(1 - (window or T))
         close(probabilities.sum(-1), torch.ones(B, q.shape[2], T, dtype=torch.float64))
         attention = torch.einsum("bhts,bshd->bthd", probabilities, v.repeat_interleave(group, 2))
         close(attention.flatten(2), state[a + "attention"])

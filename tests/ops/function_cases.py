@@ -92,12 +92,12 @@ CASES = {
         lambda x: ops.rope(x, angles(x), interleaved=True), lambda x: rope(x, True), (randn(2, 7, 4, 16),)
     ),
     "qk_norm_rope": Case(
-        lambda x, weight: torch.ops.llamac.qk_norm_rope_forward(x, weight, angles(x), EPS)[0],
+        lambda x, weight: ops.qk_norm_rope(x, weight, EPS, angles(x)),
         lambda x, weight: rope(reference.rmsnorm(x, weight, EPS)),
         (randn(2, 7, 4, 16), randn(16)),
     ),
     "qk_norm": Case(
-        lambda x, weight: torch.ops.llamac.qk_norm_rope_forward(x, weight, None, EPS)[0],
+        partial(ops.qk_norm_rope, eps=EPS),
         partial(reference.rmsnorm, eps=EPS),
         (randn(2, 7, 4, 16), randn(16)),
     ),

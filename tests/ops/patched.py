@@ -43,6 +43,7 @@ MODELS = {
             "tie_word_embeddings": True,
         },
     ),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
 }
 
 

@@ -61,13 +61,15 @@ def test_agreement(name, dtype, device):
     assert mismatches(ours, theirs, [truth(name, inputs) for inputs in INPUTS], dtype) == []
 
 
-RUNS = [(name, inputs) for name in ("llama", "mistral", "qwen2") for inputs in INPUTS]
+RUNS = [(name, inputs) for name in ("llama", "mistral", "qwen2", "qwen3") for inputs in INPUTS]
 RUNS += [(f"{name}-window", x) for name in ("mistral", "qwen2") for x in ("plain", "padded", "packed")]
 
 
 @pytest.mark.parametrize("name, inputs", RUNS)
 def test_our_operations_run(name, inputs):
     expected = without("attention") if inputs == "holes" else ALL
+    if name == "qwen3":
+        expected = {n.replace("rope", "qk_norm_rope"): count for n, count in expected.items()}
     assert counted(llamac.patch(build(name)), INPUTS[inputs]) == expected
 
 
@@ -199,7 +201,7 @@ def test_our_operations_run_on_a_gpu():
 
 def test_unknown_models_are_refused():
     config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=V)
-    with pytest.raises(TypeError, match=r"GPT2LMHeadModel, expected .* Llama, Mistral, Qwen2$"):
+    with pytest.raises(TypeError, match=r"GPT2LMHeadModel, expected .* Llama, Mistral, Qwen2, Qwen3$"):
         llamac.patch(transformers.GPT2LMHeadModel(config))
     with pytest.raises(TypeError, match=r"Sequential, expected .*; its part 1 is one$"):
         llamac.patch(nn.Sequential(nn.Identity(), build()))

@@ -30,6 +30,8 @@ pytestmark = [pytest.mark.program, pytest.mark.usefixtures("one_thread")]
 CASES = {
     "documents": ("tied-gqa", {}),
     "wide-heads": ("wide-heads", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
     "window": ("tied-gqa", {"model_type": "mistral", "sliding_window": 7}),
     "windows": (
         "tied-gqa",
