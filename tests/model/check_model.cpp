@@ -12,9 +12,9 @@ namespace {
 
 constexpr int64_t B = 2, T = 16, V = 96, micro_batches = 2;
 
-Config small_model() {
+Config small_model(const std::string& type) {
     put("config.json",
-        R"({"model_type": "llama", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96,
+        R"({"model_type": ")" + type + R"(", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96,
         "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
         "max_position_embeddings": 64, "initializer_range": 0.1, "tie_word_embeddings": false})");
     return load_config(in_folder("config.json"));
@@ -25,6 +25,7 @@ struct Case {
     DType dtype;
     Recompute recompute = {};
     std::optional<Fp8Options> fp8 = {};
+    const char* type = "llama";
 };
 const Case cases[] = {
     {"f32", DType::f32},
@@ -34,7 +35,11 @@ const Case cases[] = {
     {"fp8", DType::bf16, {.attention = true, .block_every = 2}, Fp8Options{.keep_first = 1, .head = true}},
     {"fp8, stored", DType::bf16, {.norm = true}, Fp8Options{.weights = Fp8Weights::stored, .head = true}},
     {"fp8, tensor", DType::bf16, {.swiglu = true}, Fp8Options{.scaling = Fp8Scaling::current}},
-    {"fp8, row", DType::bf16, {}, Fp8Options{.scaling = Fp8Scaling::row, .keep_last = 1}}};
+    {"fp8, row", DType::bf16, {}, Fp8Options{.scaling = Fp8Scaling::row, .keep_last = 1}},
+    {"qwen2", DType::bf16, {.qkv = true, .attention = true}, {}, "qwen2"},
+    {"qwen2 in fp8", DType::bf16, {}, Fp8Options{}, "qwen2"},
+    {"qwen3", DType::bf16, {.norm = true, .qkv = true}, {}, "qwen3"},
+    {"qwen3 in fp8", DType::bf16, {.block_every = 2}, Fp8Options{}, "qwen3"}};
 
 ModelOptions options_of(const Case& c) {
     ModelOptions o;
@@ -78,8 +83,8 @@ void step(Model& m) {
     set_step(m, &lr, &number);
     optimizer_step(m, {0.9, 0.95, 1e-8, 0.1, 1.0}, 1);
 }
-Bits whole(ModelOptions options, bool updates = false) {
-    Model m(small_model(), options);
+Bits whole(const Config& config, ModelOptions options, bool updates = false) {
+    Model m(config, options);
     prepare(m);
     Bits bits;
     for (int64_t micro = 0; micro < micro_batches; micro++) {
@@ -101,8 +106,7 @@ void move(const Tensor& to, const Tensor& from) {
 }
 
 // Layers [0,k) and [k,L): both stages compute all micro-batches before the first gradient.
-Bits in_stages(ModelOptions options, int64_t k) {
-    const Config config = small_model();
+Bits in_stages(const Config& config, ModelOptions options, int64_t k) {
     options.micro_batches = micro_batches;
     ModelOptions of_second = options;
     options.layers = {0, k}, of_second.layers = {k, config.L};
@@ -132,9 +136,10 @@ Bits in_stages(ModelOptions options, int64_t k) {
 
 TEST(check_stages) {
     for (const Case& c : cases) {
-        const Bits one = whole(options_of(c));
+        const Config config = small_model(c.type);
+        const Bits one = whole(config, options_of(c));
         for (const int64_t k : {1, 2, 3}) {
-            const Bits two = in_stages(options_of(c), k);
+            const Bits two = in_stages(config, options_of(c), k);
             check(two.size() == one.size(), c.name + ": as many gradients");
             for (const auto& [name, bits] : one)
                 check(two.contains(name) && two.at(name) == bits,
@@ -146,12 +151,13 @@ TEST(check_stages) {
 // What trains has the gradients that it has in the whole model; what does not has no memory of training, and stays as it is.
 TEST(check_frozen) {
     for (const Case& c : cases) {
+        const Config config = small_model(c.type);
         const ModelOptions all = options_of(c);
         ModelOptions some = all;
         some.frozen = {"model.embed_tokens.weight", "model.layers.[02].*", "model.layers.1.mlp.*",
                        "*norm.weight"};
-        const Bits one = whole(all), two = whole(some, true);
-        Model m(small_model(), some), before(small_model(), some);
+        const Bits one = whole(config, all), two = whole(config, some, true);
+        Model m(config, some), before(config, some);
         prepare(before);
         int64_t trained = 0, frozen = 0;
         for (const Parameter& parameter : m.parameters.table) {
@@ -171,7 +177,7 @@ TEST(check_frozen) {
     }
     ModelOptions half = options_of(cases[0]);
     half.frozen = {"*q_proj*"};
-    refused("half of a matrix frozen", {"k_proj", "one matrix"}, [&] { Model(small_model(), half); });
+    refused("half of a matrix frozen", {"k_proj", "one matrix"}, [&] { Model(small_model("llama"), half); });
 }
 
 }  // namespace

@@ -42,9 +42,13 @@ def tensors(path) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("stored, dtype", [("f32", "f32"), ("f32", "bf16"), ("f32", "f16"), ("f16", "auto")])
-def test_every_tensor(tmp_path, stored, dtype):
-    directory = write_directory(tmp_path / "model")
+@pytest.mark.parametrize(
+    "stored, dtype, model",
+    [(*types, "llama") for types in (("f32", "f32"), ("f32", "bf16"), ("f32", "f16"), ("f16", "auto"))]
+    + [("f32", "f32", "qwen2"), ("f32", "bf16", "qwen3")],
+)
+def test_every_tensor(tmp_path, stored, dtype, model):
+    directory = write_directory(tmp_path / "model", model_type=model, architectures=None)
     if stored == "f16":
         weights = {name: x.half() for name, x in load_file(directory / "model.safetensors").items()}
         save_file(weights, directory / "model.safetensors")
@@ -56,14 +60,16 @@ def test_every_tensor(tmp_path, stored, dtype):
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     with safe_open(directory / "model.safetensors", "pt") as file:
         names = [name for name, _ in config.parameters()]
-        in_gguf = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers).mapping
+        architecture = gguf.MODEL_ARCH[model.upper()]
+        in_gguf = gguf.get_tensor_name_map(architecture, config.num_hidden_layers).mapping
         assert len(found) == len(names)
         for name in names:
             weight = file.get_tensor(name)
             narrow = weight.to({"f32": torch.float32, "f16": torch.float16}.get(dtype, torch.bfloat16))
             wanted = (weight if weight.dim() == 1 else narrow).float()
-            ours = found[in_gguf[name.removesuffix(".weight")][1] + ".weight"]
-            if (role := name.split(".")[-2]) in heads:
+            stem, kind = name.rsplit(".", 1)
+            ours = found[f"{in_gguf[stem][1]}.{kind}"]
+            if model == "llama" and (role := name.split(".")[-2]) in heads:
                 ours = half_split(ours, heads[role])
             np.testing.assert_array_equal(ours, wanted.numpy(), err_msg=name)
     assert [path.name for path in tmp_path.iterdir() if "tmp" in path.name] == []

@@ -152,7 +152,16 @@ def test_accumulation_is_a_larger_batch(train, data, tmp_path):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_resume_is_bitwise(train, data, tmp_path, precision):
-    extra = PRECISIONS[precision] | {"total_batch_size": 8 * T}
+    expect_bitwise_resume(train, data, tmp_path, **PRECISIONS[precision])
+
+
+@pytest.mark.parametrize("model", ["qwen2", "qwen3"])
+def test_resume_of_other_models(train, data, tmp_path, model):
+    expect_bitwise_resume(train, data, tmp_path, model=ROOT / f"tests/models/{model}.json", dtype="bf16")
+
+
+def expect_bitwise_resume(train, data, tmp_path, **extra):
+    extra["total_batch_size"] = 8 * T
     train(*flags(data, tmp_path / "whole", **extra))
     half = flags(data, tmp_path / "half", **extra)
     train(*[*half, "--checkpoint-every", "3"])
