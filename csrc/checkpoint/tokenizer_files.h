@@ -10,12 +10,12 @@ struct TokenizerFile {
     std::string name, role, text;  // role: in the manifest, tokenizer or generation
 };
 
-// Reads those of the model's directory or, if that has no tokenizer, those beside the rank file ("": none). A
-// generation_config.json beside the rank file, as packed conversations have, precedes the model's.
-std::vector<TokenizerFile> read_tokenizer_files(const std::string& model, const std::string& rank_file);
+// Reads those of the model's directory or, if that has no tokenizer, of the folder of the data ("": none). packed: the data are
+// conversations; `llamac finetune` wrote the files beside them, which precede the model's, name by name.
+std::vector<TokenizerFile> read_tokenizer_files(const std::string& model, const std::string& data_folder,
+                                                bool packed);
 
-// Replaces the text of a file; throws Error for an unknown name.
-void replace_tokenizer_file(std::vector<TokenizerFile>& files, const std::string& name,
-                            const std::string& text);
+// Whether the model was trained on conversations, which `llamac chat` has.
+bool has_chat_template(const std::vector<TokenizerFile>& files);
 
 }  // namespace llamac

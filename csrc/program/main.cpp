@@ -396,9 +396,10 @@ std::FILE* console_of(const Ranks& ranks) {
 }
 
 // What one may call after a run with a checkpoint in `out`.
-std::string next_commands(const std::string& out, bool has_tokenizer) {
-    const std::string word = shell_word(out);
-    return (has_tokenizer ? "llamac generate " + word + "\n" : "") + "llamac report " + word;
+std::string next_commands(const std::string& out, const Trainer& t) {
+    const std::string word = shell_word(out),
+                      talk = has_chat_template(t.tokenizer_files) ? "llamac chat " : "llamac generate ";
+    return (t.data.tokenizer ? talk + word + "\n" : "") + "llamac report " + word;
 }
 
 // program: its name on the command line.
@@ -450,8 +451,7 @@ int run_training(const std::string& program, const Options& options, const Ranks
         log.print((signal ? std::string("interrupted by ") + signal_name(signal) : "done") + ": " +
                   (saved.empty() ? "no model" : "model " + saved) + ", log " + options.out + "/log.jsonl, " +
                   plot);
-        if (!signal && parent_of(saved) == options.out)
-            log.print(next_commands(options.out, t.data.tokenizer.has_value()));
+        if (!signal && parent_of(saved) == options.out) log.print(next_commands(options.out, t));
         if (signal) {
             log.print(std::string("to continue the run") +
                       (under_launcher ? ", with the same launcher:" : ":"));

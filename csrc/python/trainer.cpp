@@ -152,12 +152,6 @@ void save_as(LockedTrainer& t, const std::string& directory) {
     save_to(t, directory);
 }
 
-// Into the checkpoints from now on, in place of the model's file of this name.
-void carry(LockedTrainer& t, const std::string& name, const std::string& text) {
-    const Turn turn(t);
-    replace_tokenizer_file(t.tokenizer_files, name, text);
-}
-
 py::dict plan(const Layers& layers, int64_t devices, const std::string& device, const std::string& memory) {
     Options options = options_of("", layers);
     options.dry_run = true;
@@ -219,7 +213,6 @@ void define_trainer(py::module_& m) {
         .def("first_token", [](const LockedTrainer& t) { return first_token(t); })
         .def("parameters", &parameters)
         .def("save", &save_as)
-        .def("carry", &carry)
         .def_property_readonly("steps_done", [](const LockedTrainer& t) { return t.step; })
         .def_property_readonly("accumulation", [](const LockedTrainer& t) { return t.accumulation; })
         .def_property_readonly("warnings", [](const LockedTrainer& t) { return t.warnings; })

@@ -247,7 +247,8 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     else
         set_initial_weights(*this);
     finished = step;
-    tokenizer_files = read_tokenizer_files(o.model, data.tokenizer ? data.tokenizer->path : "");
+    tokenizer_files = read_tokenizer_files(o.model, data.tokenizer ? parent_of(data.tokenizer->path) : "",
+                                           data.train && data.train->is_packed);
 
     for (const bool last : {false, true})
         for (const bool first : {false, true})

@@ -1,4 +1,5 @@
-"""Chat templates: convert a conversation to a model's text format, with the template of its directory."""
+"""Chat templates: convert a conversation to a model's text format, with the template of its directory or one
+of TEMPLATES."""
 
 import datetime
 import json
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from llamac.base import limited
+from llamac.base.arguments import Parser
 from llamac.base.errors import InputError, requires
 from llamac.base.files import check_text, read_json, read_text
 from llamac.data import special_tokens
@@ -24,6 +26,22 @@ _MARK = "\ufdd2{}\ufdd3"
 _MARKS = re.compile(_MARK.format(r"(\d+)"))
 # Names of a message's reasoning; templates read the first, and some the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+# The choices of --template: the marker that ends a message, and the source.
+TEMPLATES = {
+    "chatml": (
+        "<|im_end|>",
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    ),
+    "llama3": (
+        "<|eot_id|>",
+        "{{ bos_token }}{% for message in messages %}"
+        "<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n{{ message.content | trim }}<|eot_id|>"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+    ),
+}
 
 
 class Refused(InputError):
@@ -33,12 +51,14 @@ class Refused(InputError):
 @dataclass(frozen=True)
 class Template:
     """path: of the file that it stands in. source: Jinja, as transformers takes it. tokens: texts of special
-    tokens by their roles. tool_source: of the one for conversations with tools, where there are two."""
+    tokens by their roles. tool_source: of the one for conversations with tools, where there are two. end: the
+    text that ends a message, if the template is one of TEMPLATES."""
 
     path: Path
     source: str
     tokens: dict[str, str] = field(default_factory=dict)
     tool_source: str = ""
+    end: str = ""
 
     def render(
         self,
@@ -46,21 +66,11 @@ class Template:
         tokenizer: Any = None,
         answer_begins: bool = True,
         tools: Sequence[Any] | None = None,
-    ) -> str:
-        """The text of messages, {"role": ..., "content": ...} each; answer_begins: with what stands before
-        the assistant's next one. tokenizer: names the tokens that the directory does not. As
-        `apply_chat_template` of transformers renders it. Raises InputError."""
-        return self.render_answers(messages, tokenizer, answer_begins, tools)[0]
-
-    def render_answers(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tokenizer: Any = None,
-        answer_begins: bool = False,
-        tools: Sequence[Any] | None = None,
     ) -> tuple[str, list[tuple[int, int]]]:
-        """(the text as render() has it, where in it the answers begin and end, in characters). Answers are
-        what {% generation %} blocks of the template write; most templates have none."""
+        """(The text of messages, {"role": ..., "content": ...} each, as `apply_chat_template` of transformers
+        renders it; where in it answers begin and end, in characters.) Answers are the {% generation %} blocks
+        of the template; most have none. answer_begins: the text ends with the beginning of the assistant's
+        next message. tokenizer: names the tokens that the directory does not. Raises InputError."""
         names = {} if tokenizer is None else tokenizer.names
         arguments = list(messages), names | self.tokens, answer_begins, tools
         text, refusal = limited.call(f"{self.path}: chat template", self._rendered, *arguments)
@@ -195,7 +205,7 @@ class _Turns:
         return len(before)
 
     def _render(self, messages: Sequence[dict[str, Any]], asks: bool = False) -> str:
-        return self._template.render(messages, self._tokenizer, asks, self._tools)
+        return self._template.render(messages, self._tokenizer, asks, self._tools)[0]
 
     def _unordered(self, i: int) -> Refused:
         expected = "expected each answer behind what asks for it, as one text"
@@ -218,6 +228,22 @@ def _marked(message: dict[str, Any], number: int) -> dict[str, Any]:
     return {**message, "content": content[:end] + _MARK.format(number) + content[end:]}
 
 
+def add_flag(parser: Parser) -> None:
+    what = "format of conversations, instead of the model's chat template"
+    parser.add_argument("--template", default="", choices=list(TEMPLATES), help=what)
+
+
+def named(name: str, tokenizer: Any) -> Template:
+    """The template of TEMPLATES for a tokenizer. Markers that the tokenizer does not know are ordinary text.
+    If it does not know the one that ends a message, its own end of a document takes that place, so that
+    generation stops there."""
+    end, source = TEMPLATES[name]
+    if tokenizer.end is not None and len(encode(tokenizer, end)) > 1:
+        own = tokenizer.decode([tokenizer.end])
+        end, source = own, source.replace(end, own)
+    return Template(Path(f"--template {name}"), source, end=end)
+
+
 def load(directory: str | Path) -> Template:
     """Of chat_template.jinja, or the field chat_template of tokenizer_config.json or chat_template.json.
     Raises InputError where there is none."""
@@ -238,7 +264,7 @@ def load(directory: str | Path) -> Template:
             return Template(path, source, tokens, tool_source)
     raise InputError(
         f"{folder}: expected a chat template, chat_template.jinja or chat_template in tokenizer_config.json, "
-        "found none"
+        f"found none; chat, serve and finetune take --template {' or '.join(TEMPLATES)}"
     )
 
 

@@ -71,15 +71,16 @@ class LlamacLM(TemplateLM):
         return str(self._scorer.directory).replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        return chat.load(self._scorer.directory).source if chat_template else None
+        return self._scorer.model.template.source if chat_template else None
 
     def apply_chat_template(
         self, chat_history: Sequence[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         """Without add_generation_prompt, the text ends with the last message, which the model continues."""
         self._templated = True
-        template = chat.load(self._scorer.directory)
-        text = template.render(chat_history, self._scorer.tokenizer, add_generation_prompt)
+        text, _ = self._scorer.model.template.render(
+            chat_history, self._scorer.tokenizer, add_generation_prompt
+        )
         if add_generation_prompt:
             return text
         last = chat_history[-1]["content"].strip()

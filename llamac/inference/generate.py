@@ -2,9 +2,9 @@
 
 DIR is a checkpoint, a run's output folder (its newest checkpoint), or any Hugging Face directory of a Llama
 with its tokenizer. Without a prompt, the model begins a document. The text is printed while it is generated.
---chat uses the directory's chat template: once with --prompt, otherwise line by line from the terminal, as
-`llamac chat` does. --prompts FILE answers many prompts and prints JSON lines. docs/guides/generate.md has
-examples.
+--chat uses the chat template of the directory or of --template: once with --prompt, otherwise line by line
+from the terminal, as `llamac chat` does. --prompts FILE answers many prompts and prints JSON lines.
+docs/guides/generate.md has examples.
 """
 
 import argparse
@@ -37,6 +37,7 @@ def _parser() -> Parser:
     which("--prompts", metavar="FILE", help=lines)
     parser.switch("--chat", "use prompts as messages of a user, with the chat template")
     add("--system", metavar="TEXT", help="system message, with --chat")
+    chat.add_flag(parser)
     room = f"{MOST_TOKENS}, or what fits behind the longest prompt"
     parser.integer("--tokens", f"largest number of tokens of an answer ({room})")
     parser.number("--temperature", "temperature; 0: the most likely token (0.8)", 0.8)
@@ -96,7 +97,7 @@ class Session:
     def __init__(self, args: argparse.Namespace):
         self.args = args
         self.sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
-        self.text = TextModel(args.directory)
+        self.text = TextModel(args.directory, args.template)
         longest = self.text.config.max_position_embeddings
         self.context = args.context or longest
         if self.context > longest:
@@ -202,7 +203,7 @@ def talk(session: Session, lines: Iterable[str], out: TextIO) -> None:
     """A conversation: each line a message of the user's. Raises InputError once it is longer than the
     context; an answer before that may be cut off there."""
     messages: Messages = []
-    chat.load(session.text.directory)  # without a template, it ends here
+    _ = session.text.template  # without one, it ends here
     session.context = session.args.context or min(session.context, TALK_TOKENS)
     model = session.load()
     for line in lines:
@@ -226,8 +227,9 @@ def main(is_chat: bool = False) -> None:
     args = _parser().parse_args()
     args.chat |= is_chat
     check_least(args, batch=1, tokens=1, context=1)
-    if args.system is not None and not args.chat:
-        raise InputError("--system: expected it with --chat")
+    for flag, value in (("--system", args.system), ("--template", args.template or None)):
+        if value is not None and not args.chat:
+            raise InputError(f"{flag}: expected it with --chat")
     single = args.prompt if args.prompt_ids is None else _ids(args.prompt_ids, "--prompt-ids")
     if single is None and args.prompts is None and not args.chat:
         single = ""

@@ -61,10 +61,11 @@ class Sampling:
 
 class TextModel:
     """The tokenizer, end tokens and chat template of a model's directory, or of the newest checkpoint of a
-    run's output folder. Raises Error for bad input."""
+    run's output folder. template: the name of one of chat.TEMPLATES, instead of the directory's. Raises Error
+    for bad input."""
 
-    def __init__(self, directory: str | os.PathLike):
-        self.directory = find_model(directory)
+    def __init__(self, directory: str | os.PathLike, template: str = ""):
+        self.directory, self.named_template = find_model(directory), template
         if not self.directory.is_dir():
             fetched = how_to_fetch(str(directory))
             raise InputError(f"{directory}: expected a directory with config.json and weights{fetched}")
@@ -87,13 +88,23 @@ class TextModel:
             own = self.tokenizer
         except InputError:  # prompts of ids need none
             return found
-        return [*found, *([own.end] if own.end is not None and own.end not in found else [])]
+        more = [own.end] if own.end is not None else []
+        if self.named_template:  # its end is a token of the tokenizer, or several of ordinary text
+            end = chat.encode(own, self.template.end)
+            more += end if len(end) == 1 else []
+        return list(dict.fromkeys([*found, *more]))
+
+    @cached_property
+    def template(self) -> chat.Template:
+        """Of conversations. Raises Error where there is none."""
+        name = self.named_template
+        return chat.named(name, self.tokenizer) if name else chat.load(self.directory)
 
     @cached_property
     def has_chat_template(self) -> bool:
-        """Whether the directory says how a conversation is written."""
+        """Whether conversations have a template."""
         try:
-            return bool(chat.load(self.directory))
+            return bool(self.template)
         except InputError:
             return False
 
@@ -103,9 +114,8 @@ class TextModel:
         return encode(self.tokenizer, text, bos)
 
     def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """Ids of a conversation up to where the answer begins, by the directory's chat template."""
-        text = chat.load(self.directory).render(messages, self.tokenizer)
-        return chat.encode(self.tokenizer, text)
+        """Ids of a conversation up to where the answer begins, by the chat template."""
+        return chat.encode(self.tokenizer, self.template.render(messages, self.tokenizer)[0])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; what is no UTF-8 becomes U+FFFD."""
@@ -119,7 +129,7 @@ class Inference(TextModel):
     dtype: of weights and activations, f32 or bf16; auto is config.json's. context: tokens of a sequence at
     most, prompt and answer (None: the model's longest). sequences: generated at a time; each
     takes memory for `context` tokens. batch_tokens: for score() instead, tokens of a batch, padding included.
-    Raises Error for bad input, in one line.
+    template: as TextModel's. Raises Error for bad input, in one line.
     """
 
     def __init__(
@@ -130,8 +140,9 @@ class Inference(TextModel):
         sequences: int = 1,
         batch_tokens: int = 0,
         kernels: Sequence[str] = (),
+        template: str = "",
     ):
-        super().__init__(directory)
+        super().__init__(directory, template)
         self.context = context or self.config.max_position_embeddings
         said = []
         if dtype == "auto":

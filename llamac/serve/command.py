@@ -4,6 +4,7 @@ from pathlib import Path
 
 from llamac.base.arguments import Parser
 from llamac.base.errors import InputError
+from llamac.data import chat
 from llamac.inference.model import Inference, TextModel, add_flags
 from llamac.serve.engine import Engine
 
@@ -19,6 +20,7 @@ def main() -> None:
     add("--name", help="the model's name in answers (the directory's)")
     add("--batch", type=int, default=8, metavar="N", help="answers at a time (8)")
     add("--context", type=int, metavar="N", help=f"tokens of a prompt and its answer (up to {CONTEXT})")
+    chat.add_flag(parser)
     add_flags(parser)
     args = parser.parse_args()
     if not 0 <= args.port < 65536:
@@ -30,6 +32,6 @@ def main() -> None:
         raise InputError(f"{expected}, found no {error.name}: pip install fastapi uvicorn") from None
     longest = TextModel(args.directory).config.max_position_embeddings
     context = args.context or min(longest, CONTEXT)
-    model = Inference(args.directory, args.dtype, context, args.batch, kernels=args.kernel)
+    model = Inference(args.directory, args.dtype, context, args.batch, 0, args.kernel, args.template)
     name = args.name or Path(args.directory).resolve().name
     Server(application(Engine(model, args.batch), name), args.host, args.port, name).run()

@@ -1,21 +1,27 @@
 """`llamac finetune DIR DATA.jsonl --out OUT` fine-tunes a model on answers.
 
-DIR: a Hugging Face directory of a Llama, or a checkpoint. DATA: JSON lines, a JSON array, Parquet or Arrow,
-also compressed (.gz, .zst). A row is a conversation, {"messages": [...]}, by the directory's chat template,
-or {"prompt": ..., "completion": ...}. Only the tokens of answers count: the assistant's messages with what
-the template sets behind them, and completions. A row of a batch is one conversation. --prepare FOLDER packs
-the conversations into token files, on which ./train_llama3 trains.
+DIR: a Hugging Face directory of a Llama, a checkpoint, or a run's output folder. DATA: JSON lines, a JSON
+array, Parquet or Arrow, also compressed (.gz, .zst). A row is a conversation, {"messages": [...]}, by the
+model's chat template or that of --template, or {"prompt": ..., "completion": ...}. Only the tokens of answers
+count. The conversations are packed into token files in OUT/tokens, on which the program train_llama3 trains:
+every flag of `./train_llama3 --help` works here, too.
 docs/guides/finetune.md has examples and further forms of rows.
 """
 
 import bisect
-import json
 import math
+import os
+import shlex
 import shutil
+import subprocess
+import sys
+import tomllib
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +30,23 @@ import numpy as np
 from llamac.base.arguments import Parser, check_least
 from llamac.base.errors import InputError, printable
 from llamac.base.files import read_json
-from llamac.data import chat, tokenizer
+from llamac.data import chat
 from llamac.data.conversations import Conversation, NoConversation, of_row
 from llamac.data.documents import whole_rows
 from llamac.data.encode import MOST_NAMED
 from llamac.data.inputs import InputFile, find
-from llamac.data.tokens import BEGINS_DOCUMENT, IGNORED, NO_TARGET, write_bin
-from llamac.model.config import load_config
+from llamac.data.shards import write_json
+from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET, read_bin, write_bin
+from llamac.inference.model import TextModel
+from llamac.training import program
 
 GENERATION = "generation_config.json"
+# Flags of the program: values unless the command line has others; those that it must not have.
+DEFAULTS = {"batch-size": 4, "lr": 2e-5, "warmup-steps": 0, "weight-decay": 0.0, "sample-every": 0}
+OWN = {"model", "init", "train-data", "val-data", "tokenizer", "document-mask", "seq-len", "out"}
+OWN |= {"config", "list-kernels"}
+# Without --seq-len, a sequence has at most so many tokens, and a multiple of so many.
+MOST_TOKENS, MULTIPLE = 2048, 16
 
 
 @dataclass(frozen=True)
@@ -56,19 +70,15 @@ class Examples:
         return ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
 
 
-class Encoder:
-    """Conversations as ids, by the tokenizer and the template of a directory. last_only: only the last answer
-    of a conversation counts. ignored: keys of messages that are dropped."""
+class Encoder(TextModel):
+    """Conversations as ids, by the tokenizer and the template of a model. last_only: only the last answer of
+    a conversation counts. ignored: keys of messages that are dropped."""
 
-    def __init__(self, directory: str | Path, last_only: bool = False, ignored: Sequence[str] = ()):
-        self.directory = Path(directory)
+    def __init__(
+        self, directory: str | Path, template: str = "", last_only: bool = False, ignored: Sequence[str] = ()
+    ):
+        super().__init__(directory, template)
         self.last_only, self.ignored = last_only, ignored
-        self.tokenizer = tokenizer.load(self.directory)
-
-    @cached_property
-    def template(self) -> chat.Template:
-        """The directory's. Raises InputError where it has none."""
-        return chat.load(self.directory)
 
     @cached_property
     def _special(self) -> set[int]:
@@ -89,7 +99,7 @@ class Encoder:
         template, messages, own = self.template, given.messages, self.tokenizer
         if given.tools and not template.names("tools"):
             raise chat.Refused(f"{template.path}: chat template: expected one that renders tools")
-        text, answers = template.render_answers(messages, own, tools=given.tools)
+        text, answers = template.render(messages, own, answer_begins=False, tools=given.tools)
         wanted = [i for i, counts in enumerate(given.trained) if counts]
         assistants = sum(message["role"] == "assistant" for message in messages)
         if given.prompt:
@@ -188,21 +198,10 @@ def read(inputs: Sequence[str | Path], encoder: Encoder, longest: int, strict: b
     return found
 
 
-def batch(rows: Sequence[Example], T: int, size: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """tokens, targets: int32 [rows, T], at least `size` rows; targets that do not count are -100."""
-    tokens = np.zeros((max(size, len(rows)), T), np.int32)
-    targets = np.full_like(tokens, IGNORED)
-    for i, row in enumerate(rows):
-        n = len(row.ids) - 1
-        tokens[i, :n] = row.ids[:-1]
-        targets[i, :n] = np.where(row.counts[1:], row.ids[1:], IGNORED)
-    return tokens, targets
-
-
-def packed(rows: Sequence[Example], T: int, filler: int) -> np.ndarray:
+def packed(rows: Sequence[Example], T: int, filler: int, multiple: int = 1) -> np.ndarray:
     """Sequences of T tokens that hold the rows whole, as tokens with marks: uint32 [sequences * T + 1], for
     the last sequence's last target. The longest rows come first, each into the sequence where it leaves the
-    least room ("best fit decreasing"); what is left is filled."""
+    least room ("best fit decreasing"); what is left is filled. multiple: of the number of sequences."""
     sequences: list[list[Example]] = []
     room: list[tuple[int, int]] = []  # (tokens that are free, sequence), sorted
     for row in sorted(rows, key=lambda row: -len(row.ids)):
@@ -213,6 +212,7 @@ def packed(rows: Sequence[Example], T: int, filler: int) -> np.ndarray:
         sequences[number].append(row)
         if free > len(row.ids):
             bisect.insort(room, (free - len(row.ids), number))
+    sequences += [[]] * (-len(sequences) % multiple)
     words = np.full((len(sequences), T), filler | NO_TARGET, np.uint32)
     for number, held in enumerate(sequences):
         at = 0
@@ -227,10 +227,11 @@ def packed(rows: Sequence[Example], T: int, filler: int) -> np.ndarray:
 
 
 def prepare(
-    encoder: Encoder, folder: Path, splits: Mapping[str, Sequence[Example]], T: int, generation: str = ""
+    encoder: Encoder, folder: Path, splits: Mapping[str, Sequence[Example]], T: int, batch_size: int = 1
 ) -> None:
-    """FOLDER/SPLIT_000.bin of each split that has rows, the tokenizer's files, and generation_config.json
-    where it is not the model's. The folder gets its name when it is whole.
+    """FOLDER/SPLIT_000.bin of each split, and files that precede the model's in checkpoints: the tokenizer's,
+    generation_config.json, the template of --template. The folder gets its name when it is whole. batch_size:
+    of the program, which validates on whole batches.
     """
     own = encoder.tokenizer
     filler = next((id for id in (own.pad, own.eos, own.bos) if id is not None), 0)
@@ -239,12 +240,17 @@ def prepare(
     try:
         partial.mkdir(parents=True)
         own.write_beside_tokens(partial)
-        if generation:
-            (partial / GENERATION).write_text(generation, encoding="utf-8")
+        write_json(partial / GENERATION, generation_settings(encoder, splits["train"]))
+        if encoder.named_template:
+            (partial / "chat_template.jinja").write_text(encoder.template.source, encoding="utf-8")
+            settings = partial / "tokenizer_config.json"
+            found = read_json(settings) if settings.exists() else {}
+            if found.get("split_special_tokens"):  # else transformers would split the end of a message
+                write_json(settings, found | {"split_special_tokens": False})
         for split, rows in splits.items():
-            words = packed(rows, T, filler)
+            words = packed(rows, T, filler, batch_size if split == "val" else 1)
             held = sum(len(row.ids) for row in rows) / (len(words) - 1)
-            write_bin(partial / f"{split}_000.bin", words, own.vocab_size, own.hash, packed=T)
+            write_bin(partial / f"{split}_000.bin", words, encoder.config.vocab_size, own.hash, packed=T)
             print(f"{folder}: {split}: {len(words) // T:,} sequences of {T} tokens, {held:.1%} full")
         partial.rename(folder)
     except OSError as error:
@@ -253,26 +259,9 @@ def prepare(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def batches(rows: Sequence[Example], size: int, total: int, seed: int) -> Iterator[list[Example]]:
-    """The rows of each step, `total` in all: epoch after epoch, each in an order of its own."""
-    left: list[int] = []
-    epoch = 0
-    for first in range(0, total, size):
-        chosen: list[int] = []
-        while len(chosen) < min(size, total - first):
-            if not left:
-                left = np.random.default_rng((seed, epoch)).permutation(len(rows)).tolist()
-                epoch += 1
-            taken = left[: min(size, total - first) - len(chosen)]
-            left = left[len(taken) :]
-            chosen += taken
-        yield [rows[i] for i in chosen]
-
-
-def generation_settings(encoder: Encoder, rows: Sequence[Example]) -> str:
-    """generation_config.json with the tokens that end these answers; "" if the directory's has them."""
-    path = encoder.directory / GENERATION
-    config = load_config(encoder.directory)
+def generation_settings(encoder: Encoder, rows: Sequence[Example]) -> dict[str, Any]:
+    """The content of generation_config.json, with the tokens that end these answers."""
+    path, config = encoder.directory / GENERATION, encoder.config
     names = ("bos_token_id", "eos_token_id")
     settings = read_json(path) if path.exists() else {name: getattr(config, name) for name in names}
     given = settings.get("eos_token_id", config.eos_token_id)
@@ -280,47 +269,33 @@ def generation_settings(encoder: Encoder, rows: Sequence[Example]) -> str:
     new = sorted(frozenset().union(*(row.ends for row in rows)) - set(stops))
     if not any(row.ends for row in rows):
         print("answers end with no special token: the model learns no end, and generation stops at --tokens")
-    if not new:
-        return ""
-    settings["eos_token_id"] = [*stops, *new]
-    ends = ", ".join(f"{id} ({encoder.tokenizer.decode([id])})" for id in new)
-    print(f"{GENERATION}: eos_token_id: {ends} added, which ends answers")
-    return json.dumps({name: value for name, value in settings.items() if value is not None}, indent=2) + "\n"
+    if new:
+        settings["eos_token_id"] = [*stops, *new]
+        ends = ", ".join(f"{id} ({encoder.tokenizer.decode([id])})" for id in new)
+        print(f"{GENERATION}: eos_token_id: {ends} added, which ends answers")
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _parser() -> Parser:
-    parser = Parser("finetune", __doc__)
+    parser = Parser("finetune", __doc__, allow_abbrev=False)
     add = parser.add_argument
-    add("directory", metavar="DIR", help="config.json, weights, tokenizer, chat template")
+    add("directory", metavar="DIR", help="config.json, weights, tokenizer; or a run's output folder")
     add("data", nargs="+", metavar="DATA", help="files of JSON lines, or patterns in quotes")
     result = parser.add_mutually_exclusive_group(required=True).add_argument
-    result("--out", type=Path, metavar="OUT", help="a new directory, for the checkpoint")
-    result("--prepare", type=Path, metavar="FOLDER", help="a new directory, for token files")
-    add("--val-data", nargs="+", metavar="DATA", help="the same, whose loss is printed before and after")
+    result("--out", type=Path, metavar="OUT", help="a new directory, for the run")
+    what = "a new directory, for token files; the training command is printed, not called"
+    result("--prepare", type=Path, metavar="FOLDER", help=what)
+    add("--val-data", nargs="+", metavar="DATA", help="the same, for validation")
+    chat.add_flag(parser)
     parser.switch("--strict", "stop at the first broken line")
     parser.switch("--last-turn-only", "only the last answer of a conversation counts")
     add("--ignore-keys", default="", metavar="A,B", help="keys of messages to train without")
-    parser.number("--epochs", "(1)", 1.0)
-    parser.integer("--batch-size", "conversations per pass (4)", 4)
-    parser.integer("--accumulation", "passes per step (1)", 1)
-    parser.integer("--seq-len", "skip longer conversations (the model's, up to 2048)")
-    parser.number("--lr", "the largest learning rate (2e-5)", 2e-5)
-    parser.integer("--warmup-steps", "steps of linear warm-up (0)", 0)
-    parser.number("--weight-decay", "AdamW's decay of the matrices (0)", 0.0)
-    add("--dtype", default="f32", choices=["f32", "bf16"], help="type of weights and activations (f32)")
-    parser.integer("--seed", "seed of the order (0)", 0)
-    add("--recompute", default="none", metavar="LIST", help="as --recompute of train_llama3; saves memory")
+    parser.number("--epochs", "passes over the data, unless --steps is given (1)", 1.0)
+    parser.integer("--accumulation", "micro-batches per step, unless --total-batch-size is given (1)", 1)
+    what = f"tokens per sequence; skips longer conversations (the longest one's, up to {MOST_TOKENS})"
+    parser.integer("--seq-len", what)
+    program.add_flags(parser, OWN)
     return parser
-
-
-def validation_loss(trainer: Any, rows: Sequence[Example], T: int) -> float:
-    """Mean over all targets that count."""
-    size, losses, count = trainer.options.batch_size, 0.0, 0
-    for first in range(0, len(rows), size):
-        tokens, targets = batch(rows[first : first + size], T)
-        losses += trainer.validate(tokens, targets) * targets.size
-        count += int((targets != IGNORED).sum())
-    return losses / count
 
 
 def _summary(split: str, found: Examples) -> None:
@@ -330,61 +305,62 @@ def _summary(split: str, found: Examples) -> None:
         print(f"{split}: left out: {found.reasons}")
 
 
+def _words(flags: Mapping[str, Any]) -> list[str]:
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def _resolved(command: list[str]) -> dict[str, Any]:
+    """The flags of a command of the program, as it resolves them; it exits where one is wrong."""
+    done = subprocess.run([*command, "--print-config"], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(done.returncode)
+    return tomllib.loads(done.stdout)
+
+
+def _make_tokens(encoder: Encoder, args: Namespace, folder: Path, batch_size: int) -> None:
+    """The token files of the rows in args.data and args.val_data."""
+    limit = args.seq_len or min(MOST_TOKENS, encoder.config.max_position_embeddings)
+    splits = {}
+    for split, data in (("train", args.data), ("val", args.val_data)):
+        if data:
+            found = read(data, encoder, limit, args.strict)
+            _summary({"train": "training", "val": "validation"}[split], found)
+            splits[split] = found.rows
+    longest = max(len(row.ids) for rows in splits.values() for row in rows)
+    T = args.seq_len or min(limit, -(-longest // MULTIPLE) * MULTIPLE)
+    prepare(encoder, folder, splits, T, batch_size)
+
+
+def _run_flags(args: Namespace, folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The program's flags that follow from the token files. options: the other flags, resolved."""
+    B, T = options["batch-size"], read_bin(folder / "train_000.bin").packed
+    count = {path.name[:-8]: (len(read_bin(path).tokens) - 1) // T for path in folder.glob("*_000.bin")}
+    per_step = options["total-batch-size"] // T or B * options["devices"] * args.accumulation
+    flags: dict[str, Any] = {f"{split}-data": f"{escape(str(folder))}/{split}_*.bin" for split in count}
+    flags |= {"seq-len": T, "total-batch-size": per_step * T, "val-steps": max(1, count.get("val", 0) // B)}
+    return flags | {"steps": max(1, math.ceil(args.epochs * count["train"] / per_step))}
+
+
 def main() -> None:
     args = _parser().parse_args()
-    if not Path(args.directory).is_dir():
-        raise InputError(f"{args.directory}: expected a directory with config.json and weights")
-    check_least(args, batch_size=1, accumulation=1, seq_len=1)
+    check_least(args, accumulation=1, seq_len=1)
     if not 0 < args.epochs < math.inf:
         raise InputError(f"--epochs: expected a number above 0, found {args.epochs}")
-    if (args.out or args.prepare).exists():
-        raise InputError(f"{args.out or args.prepare}: expected a new directory, found one that exists")
-    T = args.seq_len or min(2048, load_config(args.directory).max_position_embeddings)
     ignored = [key for key in args.ignore_keys.split(",") if key]
-    encoder = Encoder(args.directory, args.last_turn_only, ignored)
-    found = read(args.data, encoder, T, args.strict)
-    _summary("training", found)
-    validation: list[Example] = []
-    if args.val_data:
-        held_out = read(args.val_data, encoder, T, args.strict)
-        _summary("validation", held_out)
-        validation = held_out.rows
-    generation = generation_settings(encoder, found.rows)
+    encoder = Encoder(args.directory, args.template, args.last_turn_only, ignored)
+    command = [program.find(), *_words(DEFAULTS), *args.flags, f"--model={encoder.directory}", "--init=load"]
+    command += ["--document-mask=on", *([f"--out={args.out}"] if args.out else [])]
+    options = _resolved(command)
+    folder = args.prepare or args.out / "tokens"
+    if not folder.exists():
+        _make_tokens(encoder, args, folder, options["batch-size"])
+    elif args.prepare or options["resume"] == "none":
+        help = "" if args.prepare else "; --resume auto trains on the tokens in it"
+        raise InputError(f"{folder}: expected a new directory, found one that exists{help}")
+    # Of a flag that is given twice, the program takes the last value, which is the command line's.
+    command[1:1] = _words(_run_flags(args, folder, options))
     if args.prepare:
-        splits = {"train": found.rows} | ({"val": validation} if validation else {})
-        return prepare(encoder, args.prepare, splits, T, generation)
-    size = args.batch_size * args.accumulation
-    total = round(args.epochs * len(found.rows))  # conversations; the last step has what is left of them
-    steps = max(1, math.ceil(total / size))
-    if args.warmup_steps > steps:
-        raise InputError(
-            f"--warmup-steps: expected at most the run's {steps} steps, found {args.warmup_steps}"
-        )
-    from llamac.training.trainer import Trainer
-
-    trainer = Trainer(
-        model=args.directory,
-        init="load",
-        seq_len=T,
-        batch_size=args.batch_size,
-        total_batch_size=size * T,
-        steps=steps,
-        lr=args.lr,
-        warmup_steps=args.warmup_steps,
-        weight_decay=args.weight_decay,
-        dtype=args.dtype,
-        recompute=args.recompute,
-        sample_every=0,
-    )
-    if validation:
-        print(f"validation loss {validation_loss(trainer, validation, T):.4f}")
-    if generation:
-        trainer.carry(GENERATION, generation)
-    for number, rows in enumerate(batches(found.rows, size, max(1, total), args.seed), 1):
-        loss = trainer.step(*batch(rows, T, size), counted=True)
-        last = trainer.last
-        print(f"step {number}/{steps}: loss {loss:.4f}, gradient norm {last['grad_norm']:.3f}", flush=True)
-    if validation:
-        print(f"validation loss {validation_loss(trainer, validation, T):.4f}")
-    trainer.save(args.out)
-    print(f"model {args.out}")
+        print(f"this command trains on them:\n{shlex.join(command)}")
+        return
+    sys.stdout.flush()
+    os.execv(command[0], command)

@@ -12,8 +12,8 @@ from llamac.base.folders import CONFIGS
 from llamac.model.config import find_weights
 
 _TYPES = {"text": str, "integer": int, "number": float, "switch": bool}
-_TABLE = tomllib.loads((CONFIGS / "tables/flags.toml").read_text(encoding="utf-8"))["flag"]
-_OF_PROGRAM = {f"--{row['name']}" for row in _TABLE if row.get("only") == "c"}
+FLAGS = tomllib.loads((CONFIGS / "tables/flags.toml").read_text(encoding="utf-8"))["flag"]
+_OF_PROGRAM = {f"--{row['name']}" for row in FLAGS if row.get("only") == "c"}
 
 
 def _member(row: dict) -> tuple[str, type, Field]:
@@ -21,7 +21,7 @@ def _member(row: dict) -> tuple[str, type, Field]:
     return row["name"].replace("-", "_"), _TYPES[row["type"]], field(default=row["default"], metadata=row)
 
 
-class Options(make_dataclass("Flags", (_member(row) for row in _TABLE if row.get("only") != "c"))):  # type: ignore[misc]
+class Options(make_dataclass("Flags", (_member(row) for row in FLAGS if row.get("only") != "c"))):  # type: ignore[misc]
     """One training run. Field `batch_size` is the flag --batch-size."""
 
     def micro_batches(self, devices: int = 1) -> int:

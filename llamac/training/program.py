@@ -3,16 +3,39 @@
 import os
 import shutil
 import sys
+from argparse import SUPPRESS
+from pathlib import Path
+from typing import Any
 
+from llamac.base.arguments import Parser
 from llamac.base.errors import InputError
+from llamac.training.options import FLAGS
+
+
+def find() -> str:
+    """The program: of the working folder, of PATH, or of the package's checkout. Raises InputError."""
+    places = ("./train_llama3", "train_llama3", str(Path(__file__).parents[2] / "train_llama3"))
+    if program := next(filter(None, map(shutil.which, places)), None):
+        return program
+    raise InputError(
+        "expected the program train_llama3 in the working folder or on PATH, found neither: "
+        "`make train_llama3` builds it, `make install` installs it"
+    )
+
+
+def add_flags(parser: Parser, without: set[str]) -> None:
+    """The program's flags. Those that are given become arguments for it, in the list `flags`."""
+    for row in FLAGS:
+        name = f"--{row['name']}"
+        how: dict[str, Any] = {"dest": "flags", "default": [], "help": SUPPRESS}
+        if row["name"] in without or row.get("only") == "torch":
+            continue
+        if row["type"] == "switch":
+            parser.add_argument(name, action="append_const", const=name, **how)
+        else:
+            parser.add_argument(name, action="append", type=f"{name}={{}}".format, **how)
 
 
 def main() -> None:
-    """Executes the program of the working folder, where `make train_llama3` puts it, or of PATH."""
-    program = shutil.which("./train_llama3") or shutil.which("train_llama3")
-    if not program:
-        raise InputError(
-            "expected the program train_llama3 in the working folder or on PATH, found neither: "
-            "`make train_llama3` builds it, `make install` installs it"
-        )
+    program = find()
     os.execv(program, [program, *sys.argv[1:]])

@@ -195,10 +195,6 @@ class Trainer:
             raise InputError(f"{error.filename}: {error.strerror}") from None
         self._native.save(os.fsencode(directory))
 
-    def carry(self, name: str, text: str) -> None:
-        """Write the text as the file `name` (tokenizer, generation_config.json) of each later checkpoint."""
-        self._native.carry(name, text)
-
     def parameters(self) -> dict[str, np.ndarray]:
         """Copies of all weights by Hugging Face's names, in float32, which holds bfloat16 exactly."""
         return self._native.parameters()

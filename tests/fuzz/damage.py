@@ -215,13 +215,13 @@ def _read_prompts(folder: Path) -> None:
     template = chat.Template(folder / "t", source, {})
     for name in ("a.jsonl", "b.txt"):
         for prompt in generate.read_prompts(str(folder / name)).values():
-            chat.encode(_small_tokenizer(), prompt if isinstance(prompt, str) else template.render(prompt))
+            chat.encode(_small_tokenizer(), prompt if isinstance(prompt, str) else template.render(prompt)[0])
 
 
 def _read_rows(folder: Path) -> None:
     encoder = finetune.Encoder(folder)
     found = finetune.read([folder / "a.jsonl"], encoder, 200)
-    finetune.batch(found.rows, 200), finetune.packed(found.rows, 200, 0)
+    finetune.packed(found.rows, 200, 0)
 
 
 class _Scorer:
@@ -297,7 +297,7 @@ def readers() -> dict[str, Reader]:
             others = {"chat_template.json": _dumped({"chat_template": jinja})}
             others["tokenizer_config.json"] = _dumped({"eos_token": "<|end|>"})
             found["model with a template beside"] = files | model | others, _read_model
-            found["conversations"] = files | {"a.jsonl": _lines(*rows)}, _read_rows
+            found["conversations"] = files | model | {"a.jsonl": _lines(*rows)}, _read_rows
     found |= {f"data {name}": (files, _read_data) for name, files in _data_files()}
     found["data state"] = _state_files(), _read_state
     rows_of = {f"{name}.jsonl": _lines(row, row) for name, row in task_rows.ROWS.items()}

@@ -109,9 +109,9 @@ def test_the_prompt_is_encoded_as_transformers_does(directory):
         {"role": "user", "content": "why"},
     ]
     wanted = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert chat.load(directory).render(messages) == wanted
+    assert chat.load(directory).render(messages)[0] == wanted
     assert model.encode_chat(messages) == theirs(wanted, add_special_tokens=False)["input_ids"]
-    answer = chat.load(directory).render(messages, answer_begins=False)
+    answer = chat.load(directory).render(messages, answer_begins=False)[0]
     assert answer == theirs.apply_chat_template(messages, tokenize=False) and wanted.startswith(answer)
 
 
@@ -128,7 +128,7 @@ def test_templates_have_what_transformers_gives_them(directory, tmp_path):
     (tmp_path / "chat_template.jinja").write_text(source)
     messages = [{"role": "user", "content": f"<é> {i} '"} for i in range(4)]
     theirs = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(messages, tokenize=False)
-    assert chat.load(tmp_path).render(messages) == theirs
+    assert chat.load(tmp_path).render(messages)[0] == theirs
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no system message') }}")
     with pytest.raises(Error, match=r"chat_template\.jinja: chat template: no system message"):
         chat.load(tmp_path).render(messages)
@@ -157,7 +157,7 @@ def test_templates_have_limits(monkeypatch, source, words):
     template = chat.Template(Path("t.jinja"), source, {})
     with ThreadPoolExecutor(1) as pool, pytest.raises(Error, match=rf"^t\.jinja: chat template: .*{words}"):
         pool.submit(template.render, [{}]).result()
-    assert chat.Template(Path(), "{{ messages }}", {}).render([{"é": [1]}]) == "[{'é': [1]}]"
+    assert chat.Template(Path(), "{{ messages }}", {}).render([{"é": [1]}])[0] == "[{'é': [1]}]"
 
 
 def test_no_control_character_of_an_answer_reaches_the_terminal(directory, capsys):
@@ -226,6 +226,7 @@ def test_the_command(directory, tmp_path):
         (["--prompt-ids", "1,b"], ["--prompt-ids", "1,b"]),
         (["--prompt-ids", "4000"], ["prompt 1", "ids from 0 to", "found 4000"]),
         (["--prompt", "x", "--system", "y"], ["--system", "--chat"]),
+        (["--prompt", "x", "--template", "chatml"], ["--template", "--chat"]),
         (["--prompts", "missing.txt"], ["missing.txt", "cannot open"]),
         (["--prompts", "-"], ["-: expected a prompt per line"]),
         (["--prompt", "\udcff"], ["prompt: expected text in UTF-8"]),
@@ -291,7 +292,8 @@ def test_a_terminal_shows_how_to_chat(directory):
 def test_a_chat_without_a_template_ends_at_once(directory, tmp_path):
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / name).write_bytes((directory / name).read_bytes())
-    assert "expected a chat template" in run_llamac("chat", tmp_path, code=2, stdin=subprocess.DEVNULL).stderr
+    said = run_llamac("chat", tmp_path, code=2, stdin=subprocess.DEVNULL).stderr
+    assert "expected a chat template" in said and "take --template chatml or llama3" in said
 
 
 def test_float16_is_said_in_a_line(directory, tmp_path):

@@ -164,11 +164,13 @@ def test_a_module_that_is_missing(monkeypatch):
 
 
 def test_commands_without_torch(tmp_path):
-    """All but finetune, bench and lm-eval."""
+    """All but bench and lm-eval."""
     model = write_directory(tmp_path / "model")
     (tmp_path / "text.txt").write_text("the cat sat on the mat")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "the cat", "completion": " sat"}')
     for words in (
         ["generate", model, "--prompt", "the cat", "--tokens", 2],
+        ["finetune", model, tmp_path / "rows.jsonl", "--prepare", tmp_path / "tokens"],
         ["generate", model, "--chat", "--prompt", "the cat", "--tokens", 2],
         ["eval", model, "--text", tmp_path / "text.txt"],
         ["export", "gguf", model, tmp_path / "model.gguf"],

@@ -36,6 +36,7 @@ def directory(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(directory):
     command = [sys.executable, "-m", "llamac", "serve", directory, "--port", "0", "--context", str(CONTEXT)]
+    command += ["--template", "chatml"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     found = re.match(r"small: chat at (http://127\.0\.0\.1:\d+), ", process.stdout.readline())
     yield found[1]
@@ -50,7 +51,7 @@ def client(address):
 
 @pytest.fixture(scope="module")
 def model(directory):
-    return Inference(directory, context=CONTEXT, sequences=3)
+    return Inference(directory, context=CONTEXT, sequences=3, template="chatml")
 
 
 def greedy(model, ids: list[int], count: int) -> str:

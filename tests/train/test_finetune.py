@@ -1,22 +1,25 @@
-"""llamac finetune: which tokens count, loss and gradient norm of transformers, and what is refused."""
+"""llamac finetune: which tokens count, loss and gradient norm of transformers, runs of the program, and
+what is refused."""
 
 import gzip
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hf_dirs import write_directory
-from run import run_llamac
+from hf_dirs import TEXT, write_directory
+from run import bits, end, events, run_llamac, until
 
 from llamac import Error, Trainer
 from llamac.data import chat, documents, read_bin, tokenizer
 from llamac.data.conversations import KNOWN
-from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
+from llamac.data.tokens import BEGINS_DOCUMENT, IGNORED, NO_TARGET
 from llamac.inference.model import TextModel
-from llamac.model import checkpoint
 from llamac.training import finetune
-from llamac.training.finetune import Encoder, Example, batch, batches, packed
+from llamac.training.finetune import Encoder, Example, packed
 
 CHAT = [
     {"role": "system", "content": "be brief"},
@@ -58,11 +61,8 @@ def test_answers_count(directory):
     pair = encoder.row(ROWS[1])
     assert own.decode(pair.ids) == "<|begin|>the cat sat on the mat<|end|>"
     assert answers(encoder, ROWS[1]) == [" on the mat<|end|>"]
-    tokens, targets = batch([pair, whole], 80)
-    n = len(pair.ids)
-    assert tokens.shape == targets.shape == (2, 80) and tokens[0, : n - 1].tolist() == pair.ids[:-1]
-    assert [t for t in targets[0].tolist() if t != -100] == [*own.encode(" on the mat"), own.eos]
-    assert (targets[0, n - 1 :] == -100).all()
+    counted = [id for id, counts in zip(pair.ids, pair.counts) if counts]
+    assert counted == [*own.encode(" on the mat"), own.eos]
 
 
 def test_generation_blocks_are_what_counts(directory, tmp_path):
@@ -76,7 +76,7 @@ def test_generation_blocks_are_what_counts(directory, tmp_path):
     assert ours == Example(theirs["input_ids"], [mask == 1 for mask in theirs["assistant_masks"]])
     assert 0 < sum(ours.counts) < len(ours.ids)
     text = template(CHAT, tokenize=False, add_generation_prompt=True)
-    assert chat.load(tmp_path).render(CHAT, Encoder(tmp_path).tokenizer) == text
+    assert chat.load(tmp_path).render(CHAT, Encoder(tmp_path).tokenizer)[0] == text
 
 
 def test_a_step_is_that_of_transformers(directory):
@@ -85,25 +85,23 @@ def test_a_step_is_that_of_transformers(directory):
     from transformers import AutoModelForCausalLM
 
     encoder = Encoder(directory)
-    rows = [encoder.row(row) for row in ROWS]
-    tokens, targets = batch(rows, 64)
+    ids = torch.zeros((4, 65), dtype=torch.long)
+    labels = torch.full((4, 65), IGNORED)
+    for i, row in enumerate(encoder.row(row) for row in ROWS):
+        ids[i, : len(row.ids)] = torch.tensor(row.ids)
+        labels[i, : len(row.ids)] = torch.where(torch.tensor(row.counts), ids[i, : len(row.ids)], IGNORED)
+    tokens, targets = ids[:, :-1].numpy(), labels[:, 1:].numpy()
     trainer = Trainer(
         model=directory,
         init="load",
         seq_len=64, batch_size=2, total_batch_size=4 * 64, steps=3, sample_every=0,
     )  # fmt: skip
-    before = finetune.validation_loss(trainer, rows, 64)
     loss = trainer.step(tokens, targets, counted=True)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
-    ids = torch.zeros((4, 65), dtype=torch.long)
-    labels = torch.full((4, 65), -100)
-    for i, row in enumerate(rows):
-        ids[i, : len(row.ids)] = torch.tensor(row.ids)
-        labels[i, : len(row.ids)] = torch.where(torch.tensor(row.counts), ids[i, : len(row.ids)], -100)
     theirs = model(ids, labels=labels).loss
     theirs.backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
-    assert loss == pytest.approx(theirs.item(), rel=1e-5) and before == pytest.approx(loss, rel=1e-6)
+    assert loss == pytest.approx(theirs.item(), rel=1e-5)
     assert trainer.last["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     plain = trainer.step(tokens, targets)
     counts = int((targets != -100).sum())
@@ -151,66 +149,143 @@ def test_packing():
                 assert ids[0] not in found
                 found[ids[0]] = Example(ids, counts)
     assert found == dict(enumerate(rows)) and words[-1] & NO_TARGET
+    more = packed(rows, 20, filler=77, multiple=50)
+    assert len(more) % (50 * 20) == 1 and (more[: len(words) - 1] == words[:-1]).all()
+    assert set(more[len(words) :].tolist()) <= {77 | NO_TARGET, 77 | NO_TARGET | BEGINS_DOCUMENT}
+
+
+def rows_file(folder: Path, rows: list[dict]) -> Path:
+    path = folder / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 @pytest.mark.program
-def test_packed_conversations_train_as_each_alone(directory, tmp_path, train):
-    """./train_llama3 on what --prepare writes: the loss over the targets that count, its gradient, and the
-    validation loss, whatever the micro-batches; another --seq-len and missing masks are told."""
-    data = tmp_path / "chats.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    folder = tmp_path / "sft"
-    flags = ("--val-data", data, "--seq-len", 64, "--prepare", folder)
-    made = run_llamac("finetune", directory, data, *flags)
+def test_packed_conversations_train_as_each_alone(build, directory, tmp_path, train):
+    """The loss over the targets that count, its gradient, and the validation loss, whatever the
+    micro-batches; another --seq-len and missing masks are told."""
+    data = rows_file(tmp_path, ROWS * 2)
     encoder = Encoder(directory)
-    rows = [encoder.row(row) for row in ROWS]
-    S = len(read_bin(folder / "train_000.bin").tokens) // 64
-    assert f"{folder}: train: {S} sequences of 64 tokens" in made.stdout and len(rows) > S
+    rows = [encoder.row(row) for row in ROWS * 2]
     wanted, norm = mean_of_transformers(directory, rows)
-    flags = ["--model", directory, "--train-data", f"{folder}/train_*.bin", "--dtype", "f32", "--steps", "1"]
-    flags += ["--val-data", f"{folder}/val_*.bin", "--sample-every", "0", "--checkpoint-every", "-1"]
-    flags += ["--seq-len", "64", "--total-batch-size", str(64 * S), "--val-every", "1"]
-    for B in (S, 1):
-        out = tmp_path / f"out_{B}"
-        train(*flags, "--out", out, "--batch-size", str(B), "--document-mask", "on")
-        log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-        step = next(event for event in log if event["event"] == "step")
-        assert step["loss"] == pytest.approx(wanted, rel=1e-5)
-        assert step["grad_norm"] == pytest.approx(norm, rel=1e-4)
-        before = next(event for event in log if event["event"] == "val")
+    more = ["--checkpoint-every", -1, "--steps", 1, "--seq-len", 64]
+    S = len(packed(rows, 64, 0)) // 64
+    assert 1 < S < len(rows)
+    for B, accumulation in ((S, 1), (1, S), (S + 1, 1)):  # validation fills its last batch
+        words = ["--out", tmp_path / f"{B}", "--batch-size", B, "--val-data", data, *more]
+        made = run_llamac("finetune", directory, data, *words, "--accumulation", accumulation, cwd=build)
+        assert f"tokens: train: {S} sequences of 64 tokens" in made.stdout
+        (step,) = events(tmp_path / f"{B}", "step")
+        before, _ = events(tmp_path / f"{B}", "val")
         assert before["step"] == 0 and before["loss"] == pytest.approx(wanted, rel=1e-5)
-    plain = train(*flags, "--out", tmp_path / "plain", "--batch-size", "1")
+        if B <= S:
+            assert step["loss"] == pytest.approx(wanted, rel=1e-5)
+            assert step["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    folder = tmp_path / "1/tokens"
+    flags = ["--model", directory, "--train-data", f"{folder}/train_*.bin", "--sample-every", "0"]
+    flags += ["--steps", "1", "--batch-size", "1", "--checkpoint-every", "-1", "--seq-len", "64"]
+    plain = train(*flags, "--out", tmp_path / "plain")
     assert "packed documents see those before them" in plain.stdout + plain.stderr
-    flags[flags.index("--seq-len") + 1] = "32"
-    refused = train(*flags, "--out", tmp_path / "none", "--batch-size", "1", code=2)
+    refused = train(*flags, "--seq-len", "32", "--out", tmp_path / "none", code=2)
     assert "packed for --seq-len 32, found 64" in refused.stderr
 
 
-def test_every_row_once_per_epoch():
-    rows = [Example([i], [True]) for i in range(7)]
-    found = [row.ids[0] for rows_ in batches(rows, 3, 21, seed=5) for row in rows_]
-    assert sorted(found[:7]) == sorted(found[7:14]) == sorted(found[14:]) == list(range(7))
-    assert found[:7] != found[7:14]
-    assert [len(rows_) for rows_ in batches(rows, 3, 7, seed=5)] == [3, 3, 1]
-
-
-def test_the_command(directory, tmp_path):
-    data = tmp_path / "chats.jsonl"
-    more = [{"messages": CHAT[:2]}, {"prompt": "the cat " * 90, "completion": "x"}]
-    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS + more))
-    words = ["finetune", directory, data, "--val-data", data, "--out", tmp_path / "out", "--epochs", 6]
-    words += ["--batch-size", 2, "--accumulation", 2, "--lr", 0.003, "--seq-len", 96]
-    result = run_llamac(*words)
-    lines = result.stdout.splitlines()
+@pytest.mark.program
+def test_the_command(build, directory, tmp_path):
+    """Steps of whole epochs, the program's flags and defaults of fine-tuning; what a second run is told."""
+    data = rows_file(
+        tmp_path, [*ROWS, {"messages": CHAT[:2]}, {"prompt": "the cat " * 90, "completion": "x"}]
+    )
+    words = ["finetune", "--lr", 0.003, directory, data, "--val-data", data, "--epochs", 6, "--seq-len", 96]
+    words += ["--accumulation", 2, "--batch-size=1", "--out", tmp_path / "out"]
+    lines = run_llamac(*words, cwd=build).stdout.splitlines()
     assert lines[0].startswith("training: 4 conversations, ")
     assert lines[1] == "training: left out: 1 without an answer, 1 longer than 96 tokens"
-    losses = [float(line.split()[-1]) for line in lines if line.startswith("validation loss")]
-    assert len(losses) == 2 and losses[1] < 0.8 * losses[0]
-    assert sum(line.startswith("step ") for line in lines) == 6
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
-    again = run_llamac(*words, code=2).stderr
+    assert lines[-2:] == [f"llamac chat {tmp_path}/out", f"llamac report {tmp_path}/out"]
+    sequences = len(read_bin(tmp_path / "out/tokens/train_000.bin").tokens) // 96
+    first, *_, last = events(tmp_path / "out", "val")
+    assert last["loss"] < 0.8 * first["loss"] and last["step"] == 3 * sequences
+    (start,) = events(tmp_path / "out", "start")
+    assert (start["lr"], start["warmup-steps"], start["weight-decay"]) == (0.003, 0, 0)
+    again = run_llamac(*words, code=2, cwd=build).stderr
     assert "expected a new directory" in again and len(again.splitlines()) == 1
+    wrong = run_llamac(*words[:-1], tmp_path / "new", "--lr", "-1", code=2, cwd=build).stderr
+    assert wrong.startswith("train_llama3: --lr: ") and not (tmp_path / "new").exists()
+    # Sequences of the longest conversation; the command that is printed.
+    data = rows_file(tmp_path, ROWS)
+    told = run_llamac("finetune", directory, data, "--prepare", tmp_path / "sft", cwd=build).stdout
+    longest = max(len(Encoder(directory).row(row).ids) for row in ROWS)
+    T = read_bin(tmp_path / "sft/train_000.bin").packed
+    assert T % 16 == 0 and T - 16 < longest <= T < 128
+    assert f"--seq-len={T} " in told.splitlines()[-1] and "--document-mask=on" in told.splitlines()[-1]
+
+
+SAID = {"the cat?": "sat on the mat", "why": "said the moon"}
+
+
+@pytest.mark.program
+def test_from_text_to_a_chat(build, tmp_path, train):
+    """A tokenizer and a model of our own, which have neither a template nor markers; transformers encodes
+    conversations with the saved ones as we do. A run that is interrupted and resumed has the same bits."""
+    from transformers import AutoTokenizer
+
+    text, data, model, base = (tmp_path / name for name in ("text.txt", "data", "model", "base"))
+    text.write_text((TEXT + "\n\n") * 50)
+    run_llamac("data", text, "--vocab-size", 280, "--separator", r"\n\n", "--out", data)
+    sizes = ("--depth", 2, "--channels", 64, "--ffn", 128, "--context", 256)
+    run_llamac("model", *sizes, "--tokenizer", data, "--out", model)
+    flags = {"model": model, "train-data": f"{data}/train_*.bin", "out": base, "steps": 3, "seq-len": 32}
+    train(*(f"--{name}={value}" for name, value in flags.items()), "--sample-every=0")
+    assert run_llamac("chat", base, "--template", "chatml", "--tokens", 3, input="why\n").stdout
+
+    pairs = [[{"role": "user", "content": q}, {"role": "assistant", "content": a}] for q, a in SAID.items()]
+    rows = rows_file(tmp_path, [{"messages": pair} for pair in pairs])
+    words = ["finetune", base, rows, "--template", "chatml", "--epochs", 150, "--batch-size", 2, "--lr", 5e-3]
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    told = run_llamac(*words, "--out", whole, cwd=build).stdout
+    assert "model learns no end" not in told and told.splitlines()[-2] == f"llamac chat {whole}"
+    command = [sys.executable, "-m", "llamac", *map(str, words), "--out", out, "--resume", "auto"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": build}
+    with subprocess.Popen(command, **pipes) as process:
+        until(lambda: out.joinpath("log.jsonl").exists() and len(events(out, "step")) > 5, process)
+        process.send_signal(signal.SIGINT)
+        end(process, 128 + signal.SIGINT)
+    assert 5 < len(events(out, "step")) < 150
+    subprocess.run(command, **pipes, check=True)
+    assert bits(out) == bits(whole)
+
+    asked = "".join(f"{question}\n" for question in SAID)
+    first, _ = run_llamac("chat", whole, "--temperature", 0, "--tokens", 30, input=asked).stdout.splitlines()
+    assert first == SAID["the cat?"]
+    own = TextModel(whole)
+    ids = AutoTokenizer.from_pretrained(own.directory).apply_chat_template(
+        [*pairs[0], {"role": "user", "content": "why"}], add_generation_prompt=True, return_dict=False
+    )
+    assert own.encode_chat([*pairs[0], {"role": "user", "content": "why"}]) == ids
+    assert own.tokenizer.end in ids and own.stops == [own.tokenizer.end]
+
+
+def test_named_templates(directory, tmp_path):
+    """Markers that the tokenizer has are these tokens, and the one that ends a message ends answers; the
+    template precedes the directory's."""
+    from tokenizers import Tokenizer
+
+    made = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    made.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    settings = json.loads((directory / "config.json").read_text())
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_bytes((directory / "tokenizer_config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"vocab_size": made.get_vocab_size()}))
+    encoder = Encoder(tmp_path, "chatml")
+    assert answers(encoder, {"messages": CHAT}) == ["on the mat<|im_end|>\n", "the moon 🙂<|im_end|>\n"]
+    end = made.token_to_id("<|im_end|>")
+    assert encoder.row({"messages": CHAT}).ends == {end} and encoder.stops[-1] == end
+    assert encoder.encode_chat(CHAT[:1])[0] == made.token_to_id("<|im_start|>")
+    encoder = Encoder(directory, "llama3")
+    assert answers(encoder, {"messages": CHAT}) == ["on the mat<|end|>", "the moon 🙂<|end|>"]
+    text = encoder.template.render(CHAT[1:2], encoder.tokenizer)[0]
+    user, assistant = (f"<|start_header_id|>{who}<|end_header_id|>\n\n" for who in ("user", "assistant"))
+    assert text == f"<|begin|>{user}the cat?<|end|>{assistant}"
 
 
 @pytest.mark.parametrize(
@@ -254,6 +329,7 @@ def test_broken_lines_of_several_files(directory, tmp_path, monkeypatch, capsys)
     with pytest.raises(Error, match=ended):
         finetune.read(inputs, encoder, 96, strict=True)
     monkeypatch.setattr(finetune, "Encoder", lambda *_: encoder)  # another one takes a second
+    monkeypatch.setattr(finetune, "_resolved", lambda _: {"batch-size": 4, "resume": "none"})
     words = ["finetune", str(directory), "--prepare", str(tmp_path / "sft"), "--strict"]
     whole, broken = f"{tmp_path}/c.json.zst", f"{tmp_path}/a.jsonl"
     for data in ([broken], [whole, "--val-data", broken]):
@@ -405,7 +481,7 @@ def test_a_template_gets_what_transformers_gives_it(directory, tmp_path):
     encoder = Encoder(tmp_path)
     # As `llamac generate` renders messages, which no reader of rows has seen.
     text = template(messages, tools=tools, tokenize=False)
-    assert encoder.template.render(messages, None, False, tools) == text
+    assert encoder.template.render(messages, None, False, tools)[0] == text
     row = {"messages": messages, "tools": json.dumps(tools)}
     assert encoder.row(row).ids == theirs == encoder.row({**row, "tools": tools}).ids
     assert len(answers(encoder, row)) == 2 and "it is 12hm<|end|>" in answers(encoder, row)[1]
@@ -449,9 +525,9 @@ def test_rows_that_are_left_out(directory, tmp_path, capsys):
 
 def test_many_turns_take_a_few_renderings(directory, tmp_path, monkeypatch):
     encoder = Encoder(with_template(directory, tmp_path, CHATML))
-    counted, render = [], chat.Template.render_answers
+    counted, render = [], chat.Template.render
     monkeypatch.setattr(
-        chat.Template, "render_answers", lambda *args, **how: counted.append(1) or render(*args, **how)
+        chat.Template, "render", lambda *args, **how: counted.append(1) or render(*args, **how)
     )
     assert len(answers(encoder, {"messages": [*TURNS[2:]] * 40})) == 40 and len(counted) < 8
 
@@ -489,35 +565,15 @@ def test_kinds_of_files(directory, tmp_path, kind):
         finetune.read([tmp_path / "x.csv"], encoder, 999)
 
 
-def test_generation_ends_where_answers_do(directory, tmp_path, monkeypatch, capsys):
-    """The template's own end of a turn goes into generation_config.json of the checkpoint and beside packed
-    files; a short epoch draws each row once."""
+def test_generation_ends_where_answers_do(directory, tmp_path, capsys):
+    """The template's own end of a turn goes into generation_config.json, and from there into checkpoints."""
     (tmp_path / "model.safetensors").write_bytes((directory / "model.safetensors").read_bytes())
     with_template(directory, tmp_path, CHATML.replace("<|end|>", "<|system|>"))
-    config = json.loads((tmp_path / "config.json").read_text())
-    end = Encoder(tmp_path).tokenizer.backend.token_to_id("<|system|>")
-    data = tmp_path / "x.jsonl"
-    data.write_text("".join(json.dumps({"messages": TURNS}) + "\n" for _ in range(3)))
-    words = ["finetune", str(tmp_path), str(data)]
-    drawn, make = [], finetune.batch
-    monkeypatch.setattr(finetune, "batch", lambda rows, *how: drawn.append(len(rows)) or make(rows, *how))
-    for way, out in (("--out", tmp_path / "out"), ("--prepare", tmp_path / "sft")):
-        monkeypatch.setattr("sys.argv", [*words, way, str(out), "--batch-size", "8", "--seq-len", "96"])
-        finetune.main()
-        settings = json.loads((out / "generation_config.json").read_text())
-        assert settings["eos_token_id"] == [config["eos_token_id"], end]
-        told = capsys.readouterr().out
-        assert f"generation_config.json: eos_token_id: {end} (<|system|>) added" in told
-    assert drawn == [3]
-    assert TextModel(tmp_path / "out").stops == [config["eos_token_id"], end]
-    assert checkpoint.check(tmp_path / "out").state == "complete"
-    packed_data = str(tmp_path / "sft/train_*.bin")
-    trainer = Trainer(tmp_path, train_data=packed_data, seq_len=96, batch_size=1, document_mask="on", steps=1)
-    trainer.save(tmp_path / "again")  # whose settings are those of the data
-    assert json.loads((tmp_path / "again/generation_config.json").read_text()) == settings
-    new = ["--out", str(tmp_path / "no"), "--batch-size", "8"]
-    wrong = ("--seq-len", "0", "at least 1"), ("--warmup-steps", "2", "at most the run's 1")
-    for flag, value, least in wrong:
-        monkeypatch.setattr("sys.argv", [*words, *new, flag, value])
-        with pytest.raises(Error, match=f"{flag}: expected .*{least}"):
-            finetune.main()
+    encoder, folder = Encoder(tmp_path), tmp_path / "sft"
+    end = encoder.tokenizer.backend.token_to_id("<|system|>")
+    finetune.prepare(encoder, folder, {"train": [encoder.row({"messages": TURNS})]}, 96)
+    assert f"eos_token_id: {end} (<|system|>) added" in capsys.readouterr().out
+    shards = str(folder / "train_*.bin")
+    trainer = Trainer(tmp_path, train_data=shards, seq_len=96, batch_size=1, document_mask="on", steps=0)
+    trainer.save(tmp_path / "out")
+    assert TextModel(tmp_path / "out").stops == [encoder.config.eos_token_id, end]

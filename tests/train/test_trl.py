@@ -8,9 +8,6 @@ import pytest
 from hf_dirs import TEXT, write_directory
 from run import events, run_llamac
 
-from llamac import Trainer
-from llamac.training.finetune import Encoder, batch
-
 pytest.importorskip("trl", reason="TRL is not installed: pip install trl")
 
 T = 64
@@ -57,7 +54,7 @@ def directory(tmp_path_factory) -> Path:
     return folder
 
 
-def of_trl(directory: Path, rows: list[dict], out: Path, packing: bool) -> tuple[float, float]:
+def of_trl(directory: Path, rows: list[dict], out: Path) -> tuple[float, float]:
     """Loss of one batch of all rows, and its gradient's norm, in float32."""
     import torch
     from datasets import Dataset
@@ -67,7 +64,7 @@ def of_trl(directory: Path, rows: list[dict], out: Path, packing: bool) -> tuple
     settings = SFTConfig(
         output_dir=str(out),
         max_length=T,
-        packing=packing,
+        packing=True,
         assistant_only_loss="messages" in rows[0],
         loss_type="nll",
         per_device_train_batch_size=len(rows),
@@ -83,33 +80,18 @@ def of_trl(directory: Path, rows: list[dict], out: Path, packing: bool) -> tuple
         processing_class=AutoTokenizer.from_pretrained(directory),
     )
     (inputs,) = made.get_train_dataloader()
-    documents = int((inputs["position_ids"] == 0).sum()) if packing else len(inputs["input_ids"])
-    assert documents == len(rows) and ("attention_mask" in inputs) != packing
+    assert int((inputs["position_ids"] == 0).sum()) == len(rows) and "attention_mask" not in inputs
     loss = made.compute_loss(made.model.train(), inputs)
     loss.backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in made.model.parameters()])
     return loss.item(), norm.item()
 
 
-@pytest.mark.parametrize("kind", list(ROWS))
-def test_a_conversation_per_row(directory, tmp_path, kind):
-    loss, norm = of_trl(directory, ROWS[kind], tmp_path, packing=False)
-    encoder = Encoder(directory)
-    rows = [encoder.row(row) for row in ROWS[kind]]
-    trainer = Trainer(
-        model=directory,
-        init="load",
-        dtype="f32", seq_len=T, batch_size=len(rows), steps=1, sample_every=0,
-    )  # fmt: skip
-    assert trainer.step(*batch(rows, T), counted=True) == pytest.approx(loss, rel=1e-5)
-    assert trainer.last["grad_norm"] == pytest.approx(norm, rel=1e-4)
-
-
 @pytest.mark.program
 @pytest.mark.parametrize("kind", list(ROWS))
 def test_packed(directory, tmp_path, train, kind):
     """The program on token files, beside TRL's packing, whose position_ids keep documents apart."""
-    loss, norm = of_trl(directory, ROWS[kind], tmp_path / "trl", packing=True)
+    loss, norm = of_trl(directory, ROWS[kind], tmp_path / "trl")
     data, folder, out = tmp_path / "rows.jsonl", tmp_path / "packed", tmp_path / "out"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS[kind]))
     made = run_llamac("finetune", directory, data, "--prepare", folder, "--seq-len", T)
