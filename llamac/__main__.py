@@ -27,7 +27,7 @@ COMMANDS = {
     ),
     "finetune": Command("DIR DATA --out OUT", "training.finetune", "trains a model on the answers of chats"),
     "generate": Command("DIR --prompt TEXT", "inference.generate", "generates text with a model"),
-    "chat": Command("DIR", "inference.chat", "talks to a model in the terminal, with its chat template"),
+    "chat": Command("DIR", "inference.generate", "talks to a model in the terminal, with its chat template"),
     "serve": Command("DIR", "serve.command", "serves OpenAI's API and a chat page over HTTP"),
     "eval": Command(
         "DIR --tasks LIST",

@@ -19,6 +19,7 @@ constexpr const char* tokenizer_files[] = {"tokenizer.json",    "tokenizer_confi
                                            "merges.txt",        template_file,
                                            "chat_template.json"};
 
+// The tokenizer's files come first.
 std::vector<TokenizerFile> files_in(const std::string& directory) {
     std::vector<TokenizerFile> files;
     const auto add = [&](const char* name, const char* role) {
@@ -30,17 +31,13 @@ std::vector<TokenizerFile> files_in(const std::string& directory) {
     return files;
 }
 
-bool has_tokenizer(const std::vector<TokenizerFile>& files) {
-    return std::any_of(files.begin(), files.end(),
-                       [](const TokenizerFile& file) { return file.role == "tokenizer"; });
-}
-
 }  // namespace
 
 std::vector<TokenizerFile> read_tokenizer_files(const std::string& model, const std::string& data_folder,
                                                 bool packed) {
     std::vector<TokenizerFile> files = files_in(model);
-    if (data_folder.empty() || (has_tokenizer(files) && !packed)) return files;
+    const bool has_tokenizer = !files.empty() && files[0].role == "tokenizer";
+    if (data_folder.empty() || (has_tokenizer && !packed)) return files;
     for (TokenizerFile& own : files_in(data_folder)) {
         std::erase_if(files, [&](const TokenizerFile& file) { return file.name == own.name; });
         files.push_back(std::move(own));

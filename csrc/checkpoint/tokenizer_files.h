@@ -15,7 +15,7 @@ struct TokenizerFile {
 std::vector<TokenizerFile> read_tokenizer_files(const std::string& model, const std::string& data_folder,
                                                 bool packed);
 
-// Whether the model was trained on conversations, which `llamac chat` has.
+// Whether `llamac chat` has a template for conversations.
 bool has_chat_template(const std::vector<TokenizerFile>& files);
 
 }  // namespace llamac

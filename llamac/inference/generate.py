@@ -223,9 +223,10 @@ def talk(session: Session, lines: Iterable[str], out: TextIO) -> None:
         out.write("\n")
 
 
-def main(is_chat: bool = False) -> None:
+def main() -> None:
+    """`llamac chat` is `llamac generate --chat`."""
     args = _parser().parse_args()
-    args.chat |= is_chat
+    args.chat |= sys.argv[0] == "llamac chat"
     check_least(args, batch=1, tokens=1, context=1)
     for flag, value in (("--system", args.system), ("--template", args.template or None)):
         if value is not None and not args.chat:

@@ -87,11 +87,6 @@ class Encoder(TextModel):
             own.backend.get_added_tokens_decoder() if hasattr(own, "backend") else own.special.values()
         )
 
-    def messages(self, messages: Sequence[dict[str, Any]]) -> Example:
-        """What the template makes of a conversation. Raises InputError."""
-        trained = [message.get("role") == "assistant" for message in messages]
-        return self.conversation(Conversation(list(messages), trained))
-
     def conversation(self, given: Conversation) -> Example:
         """Answers are what {% generation %} blocks write; of a template without them, what it writes for the
         messages that count, behind what asks for them. Raises InputError: chat.Refused where the template
@@ -298,13 +293,6 @@ def _parser() -> Parser:
     return parser
 
 
-def _summary(split: str, found: Examples) -> None:
-    answers = sum(sum(row.counts[1:]) for row in found.rows)
-    print(f"{split}: {len(found.rows):,} conversations, {answers:,} tokens of answers")
-    if found.left_out:
-        print(f"{split}: left out: {found.reasons}")
-
-
 def _words(flags: Mapping[str, Any]) -> list[str]:
     return [f"--{name}={value}" for name, value in flags.items()]
 
@@ -324,8 +312,11 @@ def _make_tokens(encoder: Encoder, args: Namespace, folder: Path, batch_size: in
     for split, data in (("train", args.data), ("val", args.val_data)):
         if data:
             found = read(data, encoder, limit, args.strict)
-            _summary({"train": "training", "val": "validation"}[split], found)
             splits[split] = found.rows
+            answers = sum(sum(row.counts[1:]) for row in found.rows)
+            print(f"{split}: {len(found.rows):,} conversations, {answers:,} tokens of answers")
+            if found.left_out:
+                print(f"{split}: left out: {found.reasons}")
     longest = max(len(row.ids) for rows in splits.values() for row in rows)
     T = args.seq_len or min(limit, -(-longest // MULTIPLE) * MULTIPLE)
     prepare(encoder, folder, splits, T, batch_size)
@@ -351,12 +342,12 @@ def main() -> None:
     command = [program.find(), *_words(DEFAULTS), *args.flags, f"--model={encoder.directory}", "--init=load"]
     command += ["--document-mask=on", *([f"--out={args.out}"] if args.out else [])]
     options = _resolved(command)
-    folder = args.prepare or args.out / "tokens"
+    target, folder = args.prepare or args.out, args.prepare or args.out / "tokens"
+    if target.exists() and (args.prepare or options["resume"] == "none"):
+        help = "" if args.prepare else "; --resume auto continues the run in it"
+        raise InputError(f"{target}: expected a new directory, found one that exists{help}")
     if not folder.exists():
         _make_tokens(encoder, args, folder, options["batch-size"])
-    elif args.prepare or options["resume"] == "none":
-        help = "" if args.prepare else "; --resume auto trains on the tokens in it"
-        raise InputError(f"{folder}: expected a new directory, found one that exists{help}")
     # Of a flag that is given twice, the program takes the last value, which is the command line's.
     command[1:1] = _words(_run_flags(args, folder, options))
     if args.prepare:

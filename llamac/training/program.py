@@ -26,14 +26,11 @@ def find() -> str:
 def add_flags(parser: Parser, without: set[str]) -> None:
     """The program's flags. Those that are given become arguments for it, in the list `flags`."""
     for row in FLAGS:
-        name = f"--{row['name']}"
-        how: dict[str, Any] = {"dest": "flags", "default": [], "help": SUPPRESS}
-        if row["name"] in without or row.get("only") == "torch":
-            continue
-        if row["type"] == "switch":
-            parser.add_argument(name, action="append_const", const=name, **how)
-        else:
-            parser.add_argument(name, action="append", type=f"{name}={{}}".format, **how)
+        if row["name"] not in without and row.get("only") != "torch":
+            name, is_switch = f"--{row['name']}", row["type"] == "switch"
+            how: dict[str, Any] = {"const": name} if is_switch else {"type": f"{name}={{}}".format}
+            how["action"] = "append_const" if is_switch else "append"
+            parser.add_argument(name, dest="flags", default=[], help=SUPPRESS, **how)
 
 
 def main() -> None:

@@ -57,8 +57,8 @@ def test_an_include_upwards_is_seen(folder, included):
 
 # The same of the package llamac: its packages, and train_llama3.py as llamac.reference. The lazy names of
 # __init__.py and the modules of the commands are strings, no imports.
-TOWER = ["base", "data", "model", "profile", "ops", "training", "reference"]
-TOWER += ["inference", "serve", "eval", "report", "bench", "doctor", "completion"]
+TOWER = ["base", "data", "model", "inference", "profile", "ops", "training", "reference"]
+TOWER += ["serve", "eval", "report", "bench", "doctor", "completion"]
 
 
 def imported(text: str) -> set[str]:

@@ -72,7 +72,7 @@ def test_generation_blocks_are_what_counts(directory, tmp_path):
     with_template(directory, tmp_path, GENERATION)
     template = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template
     theirs = template(CHAT, return_dict=True, return_assistant_tokens_mask=True)
-    ours = Encoder(tmp_path).messages(CHAT)
+    ours = Encoder(tmp_path).row({"messages": CHAT})
     assert ours == Example(theirs["input_ids"], [mask == 1 for mask in theirs["assistant_masks"]])
     assert 0 < sum(ours.counts) < len(ours.ids)
     text = template(CHAT, tokenize=False, add_generation_prompt=True)
@@ -199,8 +199,8 @@ def test_the_command(build, directory, tmp_path):
     words = ["finetune", "--lr", 0.003, directory, data, "--val-data", data, "--epochs", 6, "--seq-len", 96]
     words += ["--accumulation", 2, "--batch-size=1", "--out", tmp_path / "out"]
     lines = run_llamac(*words, cwd=build).stdout.splitlines()
-    assert lines[0].startswith("training: 4 conversations, ")
-    assert lines[1] == "training: left out: 1 without an answer, 1 longer than 96 tokens"
+    assert lines[0].startswith("train: 4 conversations, ")
+    assert lines[1] == "train: left out: 1 without an answer, 1 longer than 96 tokens"
     assert lines[-2:] == [f"llamac chat {tmp_path}/out", f"llamac report {tmp_path}/out"]
     sequences = len(read_bin(tmp_path / "out/tokens/train_000.bin").tokens) // 96
     first, *_, last = events(tmp_path / "out", "val")
