@@ -79,40 +79,6 @@ def test_generation_blocks_are_what_counts(directory, tmp_path):
     assert chat.load(tmp_path).render(CHAT, Encoder(tmp_path).tokenizer)[0] == text
 
 
-def test_a_step_is_that_of_transformers(directory):
-    """Loss and gradient norm, over two micro-batches with different numbers of targets."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    encoder = Encoder(directory)
-    ids = torch.zeros((4, 65), dtype=torch.long)
-    labels = torch.full((4, 65), IGNORED)
-    for i, row in enumerate(encoder.row(row) for row in ROWS):
-        ids[i, : len(row.ids)] = torch.tensor(row.ids)
-        labels[i, : len(row.ids)] = torch.where(torch.tensor(row.counts), ids[i, : len(row.ids)], IGNORED)
-    tokens, targets = ids[:, :-1].numpy(), labels[:, 1:].numpy()
-    trainer = Trainer(
-        model=directory,
-        init="load",
-        seq_len=64, batch_size=2, total_batch_size=4 * 64, steps=3, sample_every=0,
-    )  # fmt: skip
-    loss = trainer.step(tokens, targets, counted=True)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
-    theirs = model(ids, labels=labels).loss
-    theirs.backward()
-    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
-    assert loss == pytest.approx(theirs.item(), rel=1e-5)
-    assert trainer.last["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
-    plain = trainer.step(tokens, targets)
-    counts = int((targets != -100).sum())
-    again = trainer.step(tokens, targets, counted=True)
-    assert plain < loss * counts / targets.size and again < loss
-    with pytest.raises(Error, match="expected a target that counts"):
-        Trainer(model=directory, seq_len=64, batch_size=4).step(
-            tokens, np.full_like(targets, -100), counted=True
-        )
-
-
 def mean_of_transformers(directory: Path, rows: list[Example]) -> tuple[float, float]:
     """Loss over all targets that count, each conversation by itself, and its gradient's norm; float64."""
     import torch
@@ -127,6 +93,33 @@ def mean_of_transformers(directory: Path, rows: list[Example]) -> tuple[float, f
         loss.backward()
         total += loss.item()
     return total, torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
+
+
+def test_a_step_is_that_of_transformers(directory):
+    """Loss and gradient norm, over two micro-batches with different numbers of targets."""
+    encoder = Encoder(directory)
+    rows = [encoder.row(row) for row in ROWS]
+    tokens, targets = np.zeros((4, 64), np.int32), np.full((4, 64), IGNORED)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row.ids) - 1] = row.ids[:-1]
+        targets[i, : len(row.ids) - 1] = np.where(row.counts[1:], row.ids[1:], IGNORED)
+    trainer = Trainer(
+        model=directory,
+        init="load",
+        seq_len=64, batch_size=2, total_batch_size=4 * 64, steps=3, sample_every=0,
+    )  # fmt: skip
+    loss = trainer.step(tokens, targets, counted=True)
+    wanted, norm = mean_of_transformers(directory, rows)
+    assert loss == pytest.approx(wanted, rel=1e-5)
+    assert trainer.last["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    plain = trainer.step(tokens, targets)
+    counts = int((targets != IGNORED).sum())
+    again = trainer.step(tokens, targets, counted=True)
+    assert plain < loss * counts / targets.size and again < loss
+    with pytest.raises(Error, match="expected a target that counts"):
+        Trainer(model=directory, seq_len=64, batch_size=4).step(
+            tokens, np.full_like(targets, IGNORED), counted=True
+        )
 
 
 def test_packing():
