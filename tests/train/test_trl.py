@@ -95,7 +95,7 @@ def test_packed(directory, tmp_path, train, kind):
     data, folder, out = tmp_path / "rows.jsonl", tmp_path / "packed", tmp_path / "out"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS[kind]))
     made = run_llamac("finetune", directory, data, "--prepare", folder, "--seq-len", T)
-    sequences = int(made.stdout.split("train: ")[1].split()[0])
+    sequences = int(made.stdout.split(f"{folder}: train: ")[1].split()[0])
     assert sequences < len(ROWS[kind])
     flags = ["--model", directory, "--train-data", f"{folder}/train_*.bin", "--val-data", "none"]
     flags += ["--seq-len", str(T), "--batch-size", str(sequences), "--document-mask", "on", "--dtype", "f32"]
