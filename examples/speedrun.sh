@@ -3,7 +3,7 @@
 #
 #   examples/speedrun.sh [OUT]         160 million parameters, 1.9 billion tokens of FineWeb-Edu: one H200 or MI300X, about an
 #                                      hour by the estimate of `llamac plan`; 7 GB of downloads; nobody has run it in full
-#   examples/speedrun.sh --tiny [OUT]  1.6 million parameters on two CPU cores: about a minute, without downloads
+#   examples/speedrun.sh --tiny [OUT]  2.1 million parameters on two CPU cores: about a minute, without downloads
 #
 # The same command continues after an interruption. `make train_llama3` comes first.
 set -euo pipefail
@@ -26,9 +26,9 @@ mkdir -p "$out"
 
 if [ "$tiny" ]; then
     text=(stdlib) vocabulary=2048 depth=3 context=256
-    training=(--batch-size 4 --seq-len 128 --steps 150 --lr 3e-3 --warmup-steps 20 --val-every 50 --sample-every 75)
+    training=(--batch-size 4 --seq-len 128 --steps 300 --lr 3e-3 --warmup-steps 20 --val-every 50 --sample-every 150)
     chats=examples/chats.jsonl
-    tuning=(--epochs 20 --batch-size 4 --lr 1e-3)
+    tuning=(--epochs 40 --batch-size 4 --lr 3e-3)
     evaluation=(--shards "$out/data/val_*.bin")
 else
     # Three of the 14 files of the sample of 10 billion tokens.
@@ -55,7 +55,7 @@ step "3. Training"
 step "4. Evaluation"
 llamac eval "$out/base" "${evaluation[@]}"
 step "5. Fine-tuning on chats"
-llamac finetune "$out/base" "$chats" --template chatml "${tuning[@]}" --out "$out/chat"
+llamac finetune "$out/base" "$chats" --template chatml "${tuning[@]}" --resume auto --out "$out/chat"
 step "6. Chat"
 echo "Hello, who are you?" | llamac chat "$out/chat" --temperature 0 --tokens 60
 step "7. Report"
