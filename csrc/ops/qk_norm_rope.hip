@@ -15,10 +15,14 @@
 // reference:  plain loops. Sums over a head and over all heads are double.
 // cpu:        positions over threads, vector lanes over channels; dweight by blocks of heads, then over the blocks.
 // naive:      one thread per head, one thread per channel for dweight.
+// vectorized: 128-bit accesses; neighbouring lanes have a head from end to end, as in rope.hip's `shuffle`. The lanes of a head add
+//             their squares by shuffle and exchange the halves that they have read: every byte moves once. A thread has the same
+//             channels in several heads of one position, with all loads in flight before the first is used. Backward: a block
+//             takes every k-th group of heads and keeps its share of dweight in registers: one partial row of dweight per
+//             block, added by a second kernel in their order.
 #include <cmath>
 #include <vector>
 
-#include "core/operation.h"
 #include "core/scratch.h"
 #include "ops/column_sums.h"
 #include "ops/rope.h"
@@ -262,14 +266,244 @@ void qk_norm_rope_backward_naive(View<T, 4> dx, View<G, 1> dweight, View<const T
            weight.data, rstd.data, cis.data, N, time, NH, HD, half);
 }
 
+// ---- vectorized: a head in neighbouring lanes
+
+constexpr int block_threads = 512;  // at most
+constexpr int forward_heads = 4,
+              backward_heads = 2;  // of a thread at a time; more would need registers of other blocks
+
+// A thread's part of a group of heads: lanes = HD / size, a power of two that divides the warp. A group's heads lie `groups` apart:
+// neighbours in a warp have neighbouring heads.
+struct Place {
+    unsigned lane, lanes, position, group;
+
+    __device__ Place(unsigned place, unsigned lanes_, unsigned groups)
+        : lane(threadIdx.x & (lanes_ - 1)), lanes(lanes_), position(place / groups), group(place % groups) {}
+    __device__ bool is_second() const { return lane >= lanes / 2; }
+};
+
+// Sums over the lanes of several heads, in each of them.
+template <int count>
+__device__ inline void add_lanes(float (&sums)[count], unsigned lanes) {
+    for (int distance = static_cast<int>(lanes) / 2; distance > 0; distance /= 2)
+#pragma unroll
+        for (int k = 0; k < count; k++) sums[k] += __shfl_xor(sums[k], distance);
+}
+// The other channels of the pairs of a thread's channels.
+__device__ inline uint4 shuffle_halves(uint4 own, unsigned lanes) {
+    const int partner = static_cast<int>(lanes / 2);
+    return make_uint4(__shfl_xor(own.x, partner), __shfl_xor(own.y, partner), __shfl_xor(own.z, partner),
+                      __shfl_xor(own.w, partner));
+}
+// (cos, sin) of `size` channels of a position.
+template <int size>
+__device__ inline void load_turn(const float* cis, int64_t t, const Place& p, float (&turn)[2 * size]) {
+    const float* const from = cis + t * p.lanes * size + 2 * (p.lane & (p.lanes / 2 - 1)) * size;
+#pragma unroll
+    for (int i = 0; i < 2 * size; i += 4) {
+        float four[4];
+        unpack(load128(from + i), four);
+        for (int j = 0; j < 4; j++) turn[i + j] = four[j];
+    }
+}
+
+template <class T, bool turns>
+__global__ void __launch_bounds__(block_threads)
+    qk_norm_rope_forward_vectorized_kernel(Dependent<Heads<T>> out_, Dependent<float*> rstd_,
+                                           Dependent<Heads<const T>> x_, Dependent<const T*> weight_,
+                                           Dependent<const float*> cis_, unsigned positions, unsigned time,
+                                           unsigned NH, unsigned lanes, unsigned groups, float eps) {
+    const auto [out, rstd, x, weight, cis] = start_next_and_wait(out_, rstd_, x_, weight_, cis_);
+    constexpr int size = vector_size<T>, heads = forward_heads;
+    const Place p(blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes, lanes, groups);
+    const unsigned b = p.position / time, t = p.position % time;
+    const bool inside = p.position < positions;
+    uint4 own[heads];
+#pragma unroll
+    for (int k = 0; k < heads; k++) {
+        const unsigned h = p.group + k * groups;
+        own[k] = inside && h < NH ? load128(x.at(b, t, h) + p.lane * size) : make_uint4(0, 0, 0, 0);
+    }
+    // out = r * (x * own_factor + other * other_factor), other being the other channels of the pairs.
+    float own_factor[size], other_factor[size], squares[heads] = {};
+    const uint4 w = load128(weight + p.lane * size);
+    unpack(w, own_factor);
+    if constexpr (turns) {
+        const float side = p.is_second() ? 1.0f : -1.0f;
+        float turn[2 * size] = {};
+        if (inside) load_turn<size>(cis, t, p, turn);
+        unpack(shuffle_halves(w, lanes), other_factor);
+        for (int i = 0; i < size; i++) {
+            own_factor[i] *= turn[2 * i];
+            other_factor[i] *= side * turn[2 * i + 1];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < heads; k++) {
+        float v[size];
+        unpack(own[k], v);
+        for (int i = 0; i < size; i++) squares[k] += v[i] * v[i];
+    }
+    add_lanes(squares, lanes);
+#pragma unroll
+    for (int k = 0; k < heads; k++) {
+        const unsigned h = p.group + k * groups;
+        const float r = 1.0f / sqrtf(squares[k] / static_cast<float>(lanes * size) + eps);
+        float v[size], other[size];
+        unpack(own[k], v);
+        if constexpr (turns) unpack(shuffle_halves(own[k], lanes), other);
+        for (int i = 0; i < size; i++)
+            v[i] =
+                r * (turns ? rotated(v[i], other[i], own_factor[i], other_factor[i]) : v[i] * own_factor[i]);
+        if (!inside || h >= NH) continue;
+        store128(out.at(b, t, h) + p.lane * size, pack(v));
+        if (p.lane == 0) rstd[int64_t{p.position} * NH + h] = r;
+    }
+}
+
+// A block's places are blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes, and on by the grid's; partial[gridDim.x, HD] gets
+// its sums of dweight. Dynamic LDS: HD floats per warp.
+template <class T, bool turns>
+__global__ void __launch_bounds__(block_threads, 2)
+    qk_norm_rope_backward_vectorized_kernel(Dependent<Heads<T>> dx_, Dependent<float*> partial_,
+                                            Dependent<Heads<const T>> dout_, Dependent<Heads<const T>> x_,
+                                            Dependent<const T*> weight_, Dependent<const float*> rstd_,
+                                            Dependent<const float*> cis_, unsigned positions, unsigned time,
+                                            unsigned NH, unsigned lanes, unsigned groups) {
+    const auto [dx, partial, dout, x, weight, rstd, cis] =
+        start_next_and_wait(dx_, partial_, dout_, x_, weight_, rstd_, cis_);
+    constexpr int size = vector_size<T>, heads = backward_heads;
+    const unsigned in_block = blockDim.x / lanes, HD = lanes * size;
+    const float scale = 1.0f / static_cast<float>(HD);  // exact: a power of two
+    const uint4 w = load128(weight + (threadIdx.x & (lanes - 1)) * size);
+    float dweight[size] = {};
+    // Every thread makes as many steps: shuffles are of whole warps.
+    for (unsigned first = blockIdx.x * in_block; first < positions * groups; first += gridDim.x * in_block) {
+        const Place p(first + threadIdx.x / lanes, lanes, groups);
+        const unsigned b = p.position / time, t = p.position % time;
+        const bool inside = p.position < positions;
+        uint4 own_x[heads], own_dout[heads];
+        float r[heads];
+#pragma unroll
+        for (int k = 0; k < heads; k++) {
+            const unsigned h = p.group + k * groups;
+            const bool is_head = inside && h < NH;
+            own_x[k] = is_head ? load128(x.at(b, t, h) + p.lane * size) : make_uint4(0, 0, 0, 0);
+            own_dout[k] = is_head ? load128(dout.at(b, t, h) + p.lane * size) : make_uint4(0, 0, 0, 0);
+            r[k] = is_head ? rstd[int64_t{p.position} * NH + h] : 0.0f;
+        }
+        float turn[2 * size] = {}, g[heads][size], xhat[heads][size], dots[heads] = {};
+        if (turns && inside) load_turn<size>(cis, t, p, turn);
+#pragma unroll
+        for (int k = 0; k < heads; k++) {
+            unpack(own_dout[k], g[k]);
+            unpack(own_x[k], xhat[k]);
+            if constexpr (turns) {
+                const float side = p.is_second() ? -1.0f : 1.0f;
+                float other[size];
+                unpack(shuffle_halves(own_dout[k], lanes), other);
+                for (int i = 0; i < size; i++)
+                    g[k][i] = rotated(g[k][i], other[i], turn[2 * i], side * turn[2 * i + 1]);
+            }
+            float v[size];
+            unpack(w, v);
+            for (int i = 0; i < size; i++) {
+                xhat[k][i] *= r[k];
+                dweight[i] += g[k][i] * xhat[k][i];
+                g[k][i] *= v[i];
+                dots[k] += g[k][i] * xhat[k][i];
+            }
+        }
+        add_lanes(dots, lanes);
+#pragma unroll
+        for (int k = 0; k < heads; k++) {
+            const unsigned h = p.group + k * groups;
+            for (int i = 0; i < size; i++) g[k][i] = r[k] * (g[k][i] - xhat[k][i] * (dots[k] * scale));
+            if (inside && h < NH) store128(dx.at(b, t, h) + p.lane * size, pack(g[k]));
+        }
+    }
+    // The heads of a warp, then the warps of the block.
+    float* const sums = reinterpret_cast<float*>(dynamic_shared_memory());
+#pragma unroll
+    for (int i = 0; i < size; i++) {
+        for (int distance = warp_size / 2; distance >= static_cast<int>(lanes); distance /= 2)
+            dweight[i] += __shfl_xor(dweight[i], distance);
+        if (lane_index() < static_cast<int>(lanes))
+            sums[warp_index() * HD + lane_index() * size + i] = dweight[i];
+    }
+    __syncthreads();
+    for (unsigned c = threadIdx.x; c < HD; c += blockDim.x) {
+        float sum = 0;
+        for (unsigned warp = 0; warp < blockDim.x / warp_size; warp++) sum += sums[warp * HD + c];
+        partial[int64_t{blockIdx.x} * HD + c] = sum;
+    }
+}
+
+template <class G>
+__global__ void qk_norm_rope_backward_vectorized_kernel_columns(Dependent<G*> dweight_,
+                                                                Dependent<const float*> partial_, int rows,
+                                                                int64_t HD, bool accumulate) {
+    const auto [dweight, partial] = wait(dweight_, partial_);
+    sum_columns(dweight, partial, rows, HD, accumulate);
+}
+
+constexpr Constraints heads_fit{heads_fit_lanes_words,
+                                [](const Call& call) { return heads_fit_lanes(call, {"weight", "cis"}); }};
+
+template <class T>
+void qk_norm_rope_forward_vectorized(View<T, 4> out, View<float, 3> rstd, View<const T, 4> x,
+                                     View<const T, 1> weight, View<const float, 3> cis, double eps,
+                                     LaunchContext context) {
+    const int64_t positions = x.shape[0] * x.shape[1], NH = x.shape[2], lanes = x.shape[3] / vector_size<T>;
+    const unsigned groups = blocks_for(NH, forward_heads);
+    launch(context.grid(positions * groups * lanes),
+           cis ? qk_norm_rope_forward_vectorized_kernel<T, true>
+               : qk_norm_rope_forward_vectorized_kernel<T, false>,
+           heads(out), rstd.data, heads(x), weight.data, cis.data, positions, x.shape[1], NH, lanes, groups,
+           eps);
+}
+
+// As many blocks as are resident, with equal shares.
+int backward_blocks(int64_t positions, int64_t NH, int64_t lanes, int threads) {
+    const int64_t steps = blocks_for(positions * blocks_for(NH, backward_heads), threads / lanes);
+    const int64_t resident = int64_t{device_properties().multiprocessors} * (2 * block_threads / threads);
+    return static_cast<int>(blocks_for(steps, blocks_for(steps, resident)));
+}
+int64_t backward_workspace(const Call& c) {
+    const int64_t lanes = c["HD"] * size_of(c.operand("x").dtype) / 16;
+    return int64_t{backward_blocks(c["B"] * c["T"], c["NH"], lanes, c.launch.threads)} * c["HD"] * 4;
+}
+
+template <class T, class G>
+void qk_norm_rope_backward_vectorized(View<T, 4> dx, View<G, 1> dweight, View<const T, 4> dout,
+                                      View<const T, 4> x, View<const T, 1> weight, View<const float, 3> rstd,
+                                      View<const float, 3> cis, bool accumulate, LaunchContext context) {
+    const int64_t positions = x.shape[0] * x.shape[1], NH = x.shape[2], HD = x.shape[3];
+    const int64_t lanes = HD / vector_size<T>;
+    const int blocks = backward_blocks(positions, NH, lanes, context.threads);
+    float* const partial = static_cast<float*>(context.workspace);
+    const int warps = context.threads / device_properties().warp_size;
+    launch(Grid(blocks, context.threads, context.stream, static_cast<size_t>(warps * HD) * sizeof(float)),
+           cis ? qk_norm_rope_backward_vectorized_kernel<T, true>
+               : qk_norm_rope_backward_vectorized_kernel<T, false>,
+           heads(dx), partial, heads(dout), heads(x), weight.data, rstd.data, cis.data, positions, x.shape[1],
+           NH, lanes, blocks_for(NH, backward_heads));
+    launch(columns_grid(HD, context.stream), qk_norm_rope_backward_vectorized_kernel_columns<G>, dweight.data,
+           partial, blocks, HD, accumulate);
+}
+
 Operation qk_norm_rope_forward(
     "qk_norm_rope_forward<T: f32 bf16 f64, A: arithmetic(T)>"
     "(out: T[B,T,NH,HD] strided may_share(x), rstd: A[B,T,NH];"
     " x: T[B,T,NH,HD] strided, weight: T[HD], cis?: A[T,HD/2,2]; eps: float {1e-5, 1e-6}) empty(B, T)"
+    " test(B=1, T=65, NH=5, HD=128)"
     " derivative qk_norm_rope_backward(dx: grad x, dweight: grad weight;"
     " dout: grad out, x, weight, rstd, cis)",
     "RMSNorm of every head, then RoPE where cis is given",
     {{"cpu", "positions over threads", instantiations<LLAMAC_FLOATS(qk_norm_rope_forward_cpu)>()},
+     {"vectorized", "neighbouring lanes have whole heads, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(qk_norm_rope_forward_vectorized)>(), heads_fit,
+      blocks_of(128, 256, block_threads)},
      {"naive", "one thread per head", instantiations<LLAMAC_FLOATS(qk_norm_rope_forward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(qk_norm_rope_forward_reference),
@@ -280,11 +514,16 @@ Operation qk_norm_rope_backward(
     "qk_norm_rope_backward<T: f32 bf16 f64, A: arithmetic(T), G: f32 bf16 f64>"
     "(dx: T[B,T,NH,HD] strided may_share(dout), dweight: G[HD] adds_if(accumulate);"
     " dout: T[B,T,NH,HD] strided, x: T[B,T,NH,HD] strided, weight: T[HD], rstd: A[B,T,NH],"
-    " cis?: A[T,HD/2,2]; accumulate: bool) empty(B, T)",
+    " cis?: A[T,HD/2,2]; accumulate: bool) empty(B, T) test(B=1, T=65, NH=5, HD=128)",
     "gradients of qk_norm_rope_forward",
     {{"cpu", "heads over threads; dweight by blocks of heads",
       instantiations<LLAMAC_FLOATS(qk_norm_rope_backward_cpu, float),
                      qk_norm_rope_backward_cpu<bf16, bf16>>()},
+     {"vectorized",
+      "neighbouring lanes have whole heads, 128-bit accesses, dweight as one partial row per block",
+      instantiations<LLAMAC_FLOATS(qk_norm_rope_backward_vectorized, float),
+                     qk_norm_rope_backward_vectorized<bf16, bf16>>(),
+      heads_fit, blocks_of(256, 128, block_threads), backward_workspace},
      {"naive", "one thread per head, one thread per channel for dweight",
       instantiations<LLAMAC_FLOATS(qk_norm_rope_backward_naive, float),
                      qk_norm_rope_backward_naive<bf16, bf16>>()},

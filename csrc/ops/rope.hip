@@ -17,7 +17,6 @@
 #include <algorithm>
 
 #include "core/device.h"
-#include "core/operation.h"
 #include "core/scratch.h"
 #include "ops/rope.h"
 
@@ -232,23 +231,10 @@ __global__ void __launch_bounds__(block_threads)
     }
 }
 
-constexpr Constraints few_heads{"fewer than 2^31 heads",
-                                [](const Call& c) { return c["B"] * c["T"] < (int64_t{1} << 31) / c["NH"]; }};
+constexpr Constraints few_heads{"fewer than 2^31 heads", has_few_heads};
 
-// Whether a head is a power of two of lanes of a warp, at least two, and everything is whole vectors.
-constexpr Constraints heads_fit_lanes{
-    "heads of 32 bytes to 16 a lane of the warp, a power of two, that begin at multiples of 16 bytes; "
-    "fewer than 2^31 heads",
-    [](const Call& call) {
-        const int size = static_cast<int>(16 / size_of(call.tensor[0].dtype));
-        const int64_t lanes = call["HD"] / size;
-        bool whole =
-            is_whole({call.tensor[0].data, call.tensor[1].data, call.tensor[2].data}, call["HD"], size);
-        for (int i = 0; i < 2; i++)
-            for (int d = 0; d < 3; d++) whole &= call.tensor[i].stride[d] % size == 0;
-        return few_heads(call) && whole && lanes >= 2 && (lanes & (lanes - 1)) == 0 &&
-               lanes <= device_properties().warp_size;
-    }};
+constexpr Constraints heads_fit{heads_fit_lanes_words,
+                                [](const Call& call) { return heads_fit_lanes(call, {"cis"}); }};
 
 template <class T, int direction>
 void rope_shuffle(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved,
@@ -276,7 +262,7 @@ Operation rope_forward(
     "turns every pair of a head's channels by its position's angle",
     {{"cpu", "positions over threads", instantiations<LLAMAC_FLOATS(rope_cpu, 1)>()},
      {"shuffle", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(rope_shuffle, 1)>(), heads_fit_lanes, block_sizes},
+      instantiations<LLAMAC_FLOATS(rope_shuffle, 1)>(), heads_fit, block_sizes},
      {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses",
       instantiations<LLAMAC_FLOATS(rope_vectorized, 1)>(), few_heads, block_sizes},
      {"naive", "one thread per pair", instantiations<LLAMAC_FLOATS(rope_naive, 1)>()},
@@ -291,7 +277,7 @@ Operation rope_backward(
     "turns the gradient of rope_forward back",
     {{"cpu", "positions over threads", instantiations<LLAMAC_FLOATS(rope_cpu, -1)>()},
      {"shuffle", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(rope_shuffle, -1)>(), heads_fit_lanes, block_sizes},
+      instantiations<LLAMAC_FLOATS(rope_shuffle, -1)>(), heads_fit, block_sizes},
      {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses",
       instantiations<LLAMAC_FLOATS(rope_vectorized, -1)>(), few_heads, block_sizes},
      {"naive", "one thread per pair", instantiations<LLAMAC_FLOATS(rope_naive, -1)>()},
