@@ -15,6 +15,8 @@ from launch import for_gpus, skip_without_devices
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["LLAMAC_PYTHON"] = "/bin/false"  # a plot takes a second of each run; tests of plots name a Python
+# readline, which pytest imports, sets COLUMNS for child processes.
+os.environ["COLUMNS"] = ""
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 # Programs inherit ignored signals: a shell's background ignores SIGINT, nohup SIGHUP.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -93,7 +95,7 @@ def chosen(build, gpu) -> Callable[[str], list[str]]:
     for line in listing.splitlines():
         if found := re.match(r"(\w+):", line):
             kernels[found[1]] = []
-        elif (found := re.match(r"  (\S+) +(\S.*?) {2,}(?:yes|no) ", line)) and found[2] != "host":
+        elif (found := re.match(r"[ *] (\S+) +(\S.*?) {2,}(?:yes|no) ", line)) and found[2] != "host":
             next(reversed(kernels.values())).append(found[1])
 
     def choose(kind: str) -> list[str]:

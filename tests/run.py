@@ -1,13 +1,19 @@
 """Small runs of the program: their flags, and what they leave behind."""
 
+import fcntl
 import hashlib
 import json
+import os
+import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 import time
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +116,23 @@ def run_llamac(*words: object, code: int = 0, **keywords) -> subprocess.Complete
     done = subprocess.run(command, capture_output=True, text=True, **keywords)
     assert done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def on_a_terminal(columns: int, *command: object, **keywords) -> str:
+    """What a command shows on a terminal of so many columns, with \n as the ends of lines."""
+    terminal, other = pty.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    words = list(map(str, command))
+    process = subprocess.Popen(words, stdout=other, stderr=other, env=environment, **keywords)
+    os.close(other)
+    shown = b""
+    with suppress(OSError):  # no process has the terminal any more
+        while part := os.read(terminal, 1 << 16):
+            shown += part
+    os.close(terminal)
+    assert process.wait(60) == 0, shown.decode()
+    return shown.decode().replace("\r\n", "\n")
 
 
 def until(condition: Callable[[], object], process: subprocess.Popen) -> None:

@@ -8,6 +8,14 @@ Context computing_context() {
     return {device_properties().emulated ? Backend::host : Backend::device};
 }
 
+Backend computing_backend() {
+    try {
+        return computing_context().backend;
+    } catch (const Error&) {
+        return Backend::device;
+    }
+}
+
 void copy_bytes_async(const Context& context, void* to, const void* from, int64_t bytes) {
     const Range range("copy");
     if (context.observer) context.observer->before(context.stream);

@@ -37,6 +37,8 @@ struct Context {
 
 // The context of the model: the device, or the host in a CPU build. Throws Error without a device.
 Context computing_context();
+// Its backend; the device also where a build for one finds none.
+Backend computing_backend();
 
 // Copies between host and device, in either direction, on the context's stream; asynchronous if the host memory is pinned.
 void copy_bytes_async(const Context& context, void* to, const void* from, int64_t bytes);

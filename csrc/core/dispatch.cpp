@@ -230,6 +230,15 @@ const std::vector<const Variant*>* KernelChoices::of(const Operation& op) const 
     return found == chosen.end() ? nullptr : &found->second;
 }
 
+const Variant* first_choice(const Operation& op) {
+    const std::vector<const Variant*> all = default_variants(op, computing_backend());
+    return all.empty() ? nullptr : all.front();
+}
+
+bool takes(const Variant& variant, const Call& call) {
+    return variant.backend() == call.launch.caller.backend && instantiation_for(variant, call);
+}
+
 void run(const Operation& op, std::span<const Tensor> tensors, std::span<const Scalar> scalars,
          const Context& context, const char* variant, int threads) {
     if (tensors.size() != op.operands.size())

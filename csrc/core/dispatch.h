@@ -22,6 +22,11 @@ struct KernelChoices {
     std::unordered_map<const Operation*, std::vector<const Variant*>> chosen;
 };
 
+// The variant that a call tries first where this build computes; null: there is none. Needs no device.
+const Variant* first_choice(const Operation& op);
+// Whether the variant computes where the call's operands are and supports it.
+bool takes(const Variant& variant, const Call& call);
+
 // Checks shapes, types and strides, fills in omitted scalars, picks the variant (`variant`, else the context's choice, else
 // the first that supports the call) and runs it, with `threads` per block unless that is 0. Throws Error with operation,
 // operand, expected and found. C++ calls ops/operations.h instead.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/suggestion.h"
 #include "platform/cpu_level.h"
 
 namespace llamac {
@@ -23,7 +24,10 @@ const std::vector<Operation*>& operations() {
 Operation& find_operation(std::string_view name) {
     for (Operation* op : operations())
         if (op->name == name) return *op;
-    fail("no operation is called ", name, " (--list-kernels shows them)");
+    std::vector<std::string> known;
+    for (const Operation* op : operations()) known.push_back(op->name);
+    fail("no operation is called ", name, suggestion(std::string(name), known),
+         "; --list-kernels lists them");
 }
 
 void register_operation(Operation& operation) {

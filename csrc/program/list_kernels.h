@@ -1,8 +1,10 @@
-// The output of --list-kernels: every operation with its variants, where they run and their limits.
+// The output of --list-kernels: operations with their variants, where they run and their limits.
 #pragma once
+#include <string>
 
 namespace llamac {
 
-void list_kernels();
+// operation: its name, or "all". Throws Error for an unknown name.
+void list_kernels(const std::string& operation);
 
 }  // namespace llamac

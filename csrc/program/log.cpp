@@ -14,10 +14,12 @@
 #include <cstring>
 #include <ctime>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/file.h"
 #include "core/folder.h"
 #include "platform/error.h"
+#include "platform/terminal.h"
 #include "program/stop.h"
 #include "run/version.h"
 
@@ -25,7 +27,6 @@ namespace llamac {
 namespace {
 
 using nlohmann::ordered_json;
-constexpr size_t width = 110;
 
 std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
 std::string format(const char* pattern, ...) {
@@ -59,15 +60,14 @@ std::string json_line(const ordered_json& object) {
     return object.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-// Columns that a terminal shows: bytes that do not continue a UTF-8 character.
-size_t columns(const std::string& text) {
-    return static_cast<size_t>(
-        std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
-}
-
-std::string padded(const std::string& text, size_t to) {
-    return text + std::string(to > columns(text) ? to - columns(text) : 0, ' ');
-}
+// The columns of the table of steps. On a narrow terminal, those of the highest rank are left out first; 0: never.
+struct StepColumn {
+    size_t width;
+    int rank;
+};
+enum : size_t { number_column, rate_column = 6, peak_column };
+constexpr StepColumn step_columns[] = {{0, 0}, {8, 0}, {9, 2}, {8, 4}, {8, 1},
+                                       {9, 0}, {8, 5}, {9, 0}, {7, 3}, {9, 0}};
 
 // The values reported by a device's driver, by name.
 ordered_json known(const Sensors& s) {
@@ -131,6 +131,7 @@ Log::Log(const std::string& out, const RunShape& run_shape, std::FILE* to)
       console(to),
       run(run_shape) {
     if (file < 0) fail_with_errno(path, "write");
+    terminal = terminal_columns(to);
 }
 
 Log::~Log() {
@@ -166,8 +167,15 @@ void Log::event(const ordered_json& fields) {
     flush();
 }
 
-void Log::print(const std::string& line) {
-    console.write(printable(ordered_json::parse(json_line(line)).get<std::string>()) + "\n");
+void Log::print_as_is(const std::string& text) {
+    console.write(printable(ordered_json::parse(json_line(text)).get<std::string>()) + "\n");
+}
+
+void Log::print(const std::string& text) {
+    if (!terminal) return print_as_is(text);
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);)
+        print_as_is(wrapped(line, *terminal, std::min(line.find_first_not_of(' '), line.size()) + 2));
 }
 
 void Log::table(const std::string& heading, const Rows& rows) {
@@ -177,7 +185,8 @@ void Log::table(const std::string& heading, const Rows& rows) {
         key = std::max(key, columns(row.first));
         value = std::max(value, columns(row.second));
     }
-    const size_t cell = key + value + 6, across = std::max<size_t>(1, width / cell);
+    const size_t cell = key + value + 6;
+    const size_t across = std::max<size_t>(1, terminal.value_or(default_columns) / cell);
     const size_t down = (rows.size() + across - 1) / across;
     for (size_t i = 0; i < down; i++) {
         std::string line;
@@ -228,10 +237,29 @@ void Log::start(const ordered_json& config) {
     ordered_json fields = {{"event", "start"}};
     fields.update(config);
     event(fields);
-    std::string heading = format("%13s  %8s  %9s  %8s  %8s  %9s  %8s", "step", "loss", "grad norm", "lr",
-                                 "ms", "tokens/s", run.gpu ? "TFLOP/s" : "GFLOP/s");
-    if (run.peak_flops > 0) heading += "  % of peak";
-    print(heading + "  mem GiB  time left");
+    print(step_row({"step", "loss", "grad norm", "lr", "ms", "tokens/s", run.gpu ? "TFLOP/s" : "GFLOP/s",
+                    "% of peak", "mem GiB", "time left"}));
+}
+
+std::string Log::step_number(int64_t step) const {
+    const std::string last = std::to_string(run.steps);
+    return format("%*s", static_cast<int>(2 * last.size() + 1), (std::to_string(step) + "/" + last).c_str());
+}
+
+std::string Log::step_row(const std::vector<std::string>& cells) const {
+    const auto row = [&](int highest) {
+        std::string line;
+        for (size_t i = 0; i < cells.size(); i++) {
+            const auto [width, rank] = step_columns[i];
+            if (rank > highest || (i == peak_column && run.peak_flops == 0)) continue;
+            const size_t least = i == number_column ? columns(step_number(0)) : width;
+            line += format("%*s", static_cast<int>(least), cells[i].c_str()) + "  ";
+        }
+        return line.substr(0, line.size() - 2);
+    };
+    int highest = 5;
+    while (highest > 0 && columns(row(highest)) > terminal.value_or(default_columns)) highest--;
+    return row(highest);
 }
 
 void Log::step(const StepResult& r, const Usage& usage) {
@@ -262,14 +290,14 @@ void Log::step(const StepResult& r, const Usage& usage) {
     const bool first = typical_ms == 0, last = r.step == run.steps;
     typical_ms = typical_ms == 0 ? r.ms : 0.9 * typical_ms + 0.1 * r.ms;
     if (!first && !last && !r.skipped && r.step % run.log_every != 0) return;
-    std::string line = format("%13s  %8.4f  %9.4f  %8.2e  %8.1f  %9.0f  %8.1f",
-                              (std::to_string(r.step) + "/" + std::to_string(run.steps)).c_str(), r.loss,
-                              r.grad_norm, r.lr, r.ms, speed, flops / (run.gpu ? 1e12 : 1e9));
-    if (run.peak_flops > 0) line += format("  %9.1f", 100 * flops / run.peak_flops);
     const double left = static_cast<double>(run.steps - r.step) * typical_ms / 1e3;
     // The device's; where the host computes, the process's at its peak.
     const double memory = run.gpu ? usage.gpu_mem_gib : usage.rss_gib;
-    print(line + format("  %7.2f  %9s", memory, duration(left).c_str()) + (r.skipped ? "  skipped" : ""));
+    print(step_row({step_number(r.step), format("%.4f", r.loss), format("%.4f", r.grad_norm),
+                    format("%.2e", r.lr), format("%.1f", r.ms), format("%.0f", speed),
+                    format("%.1f", flops / (run.gpu ? 1e12 : 1e9)),
+                    format("%.1f", 100 * flops / run.peak_flops), format("%.2f", memory), duration(left)}) +
+          (r.skipped ? "  skipped" : ""));
     saturated();
 }
 
@@ -312,7 +340,7 @@ void Log::saturated() {
 }
 
 void Log::note(int64_t step, const std::string& text) {
-    print(format("%13s  ", (std::to_string(step) + "/" + std::to_string(run.steps)).c_str()) + text);
+    print(step_number(step) + "  " + text);
 }
 
 void Log::spike(int64_t step, const Spike& s) {
@@ -345,7 +373,7 @@ void Log::evaluation(int64_t step, const Score& s) {
 
 void Log::sample(int64_t step, const std::string& text) {
     event({{"event", "sample"}, {"step", step}, {"text", text}});
-    print("--- sample at step " + std::to_string(step) + "\n" + text + "\n---");
+    print_as_is("--- sample at step " + std::to_string(step) + "\n" + text + "\n---");
 }
 
 void Log::checkpoint(int64_t step, const std::string& directory, double pause_ms) {

@@ -1,5 +1,5 @@
 // The log of a run: OUT/log.jsonl with one JSON object per event and line, and the same information on the console,
-// 110 columns wide.
+// as wide as its terminal.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -52,7 +52,10 @@ struct Log {
     // Error with the path where a line cannot be written.
     Log(const std::string& out, const RunShape& run, std::FILE* console = stdout);
 
-    void print(const std::string& line);
+    // Lines for people, wrapped where a terminal shows them.
+    void print(const std::string& text);
+    // A text to copy.
+    void print_as_is(const std::string& text);
     // Key and value side by side, as many columns of them as fit.
     void table(const std::string& heading, const Rows& rows);
     void memory(const std::vector<MemoryRow>& rows);
@@ -87,6 +90,9 @@ struct Log {
     // Writes the fields behind the time.
     void event(const nlohmann::ordered_json& fields);
     void note(int64_t step, const std::string& text);
+    std::string step_number(int64_t step) const;  // "7/300"
+    // The cells of all columns, of which those that fit are shown.
+    std::string step_row(const std::vector<std::string>& cells) const;
     void count_usage(const Usage& usage, double step_ms);
     void count_saturated(const StepResult& result);
 
@@ -94,6 +100,7 @@ struct Log {
     int file;             // its descriptor
     std::string pending;  // bytes still to write
     Console console;
+    std::optional<size_t> terminal = {};  // its columns; none: the console is a file or a pipe
     RunShape run;
     double typical_ms = 0;  // running mean: one slow step does not move the time left
     Usage used = {};        // memory: the most of any step; percentages: the sum of ms * percent

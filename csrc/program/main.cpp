@@ -451,11 +451,11 @@ int run_training(const std::string& program, const Options& options, const Ranks
         log.print((signal ? std::string("interrupted by ") + signal_name(signal) : "done") + ": " +
                   (saved.empty() ? "no model" : "model " + saved) + ", log " + options.out + "/log.jsonl, " +
                   plot);
-        if (!signal && parent_of(saved) == options.out) log.print(next_commands(options.out, t));
+        if (!signal && parent_of(saved) == options.out) log.print_as_is(next_commands(options.out, t));
         if (signal) {
             log.print(std::string("to continue the run") +
                       (under_launcher ? ", with the same launcher:" : ":"));
-            log.print("  " + resume_command(program, options));
+            log.print_as_is("  " + resume_command(program, options));
         }
     }
     return signal ? exit_code_of(signal) : 0;
@@ -471,7 +471,7 @@ int plan_training(const Options& options, int64_t count) {
 
 // Work of the first rank alone. Nothing if the options ask for a run.
 std::optional<int> run_once(const Options& options, int64_t ranks) {
-    if (options.list_kernels) return list_kernels(), 0;
+    if (!options.list_kernels.empty()) return list_kernels(options.list_kernels), 0;
     if (options.print_config) return std::fputs(to_toml(options).c_str(), stdout), 0;
     computing_context();  // a machine without the device is told so before any work
     if (options.dry_run) return plan_training(options, ranks);

@@ -224,6 +224,7 @@ std::vector<FlagRow> read_flags() {
         FlagRow flag;
         flag.group = row.at("group"), flag.name = row.at("name"), flag.type = row.at("type");
         flag.value = value_name(row), flag.help = row.at("help");
+        flag.alone = row.value("alone", "");
         flag.initial = row.at("default");
         flag.choices = row.value("choices", Words());
         flag.low = row.value("min", flag.low);

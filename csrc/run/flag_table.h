@@ -20,6 +20,7 @@ struct FlagRow {
     std::string group, name, type;  // type: text, integer, number, switch or list
     std::string value;              // its name in --help
     std::string help;
+    std::string alone;                 // the value where the flag is given without one; "": it needs one
     nlohmann::json initial;            // the default
     std::vector<std::string> choices;  // accepted texts; none: any
     double low = -std::numeric_limits<double>::infinity(), high = std::numeric_limits<double>::infinity();

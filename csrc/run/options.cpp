@@ -7,14 +7,15 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "core/embedded.h"
 #include "core/file.h"
 #include "core/folder.h"
 #include "core/json.h"
 #include "core/safetensors.h"
+#include "core/suggestion.h"
 #include "platform/stream.h"
+#include "platform/terminal.h"
 #include "run/flag_table.h"
 #include "run/toml.h"
 #include "run/version.h"
@@ -36,31 +37,11 @@ json from_text(const FlagRow& flag, const std::string& text) {
     return text;
 }
 
-// Levenshtein's distance.
-size_t distance(const std::string& a, const std::string& b) {
-    std::vector<size_t> row(b.size() + 1);
-    std::iota(row.begin(), row.end(), size_t{0});
-    for (size_t i = 0; i < a.size(); i++) {
-        size_t diagonal = row[0]++;
-        for (size_t j = 0; j < b.size(); j++) {
-            const size_t replaced = diagonal + (a[i] != b[j]);
-            diagonal = row[j + 1];
-            row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
-        }
-    }
-    return row[b.size()];
-}
-
-// " (did you mean ...?)" where a name is near enough.
-std::string suggestion(const std::string& name, const std::string& dashes) {
-    const FlagRow* best = nullptr;
-    size_t least = 3;
-    for (const FlagRow& flag : flags()) {
-        if (name.size() >= flag.name.size() + least) continue;  // endless names would take endless time
-        const size_t d = distance(name, flag.name);
-        if (d < least) best = &flag, least = d;
-    }
-    return best ? " (did you mean " + dashes + best->name + "?)" : "";
+// " (did you mean ...?)" if a flag has a similar name.
+std::string similar_flags(const std::string& name, const std::string& dashes) {
+    std::vector<std::string> known;
+    for (const FlagRow& flag : flags()) known.push_back(flag.name);
+    return suggestion(name, known, dashes);
 }
 
 const FlagRow& flag_of(const std::string& key, const std::string& where) {
@@ -69,7 +50,7 @@ const FlagRow& flag_of(const std::string& key, const std::string& where) {
             if (flag.in_file) return flag;
             fail(where, "unknown key ", key, ": expected it on the command line, as --", key);
         }
-    fail(where, "unknown key ", quote(key), suggestion(key, ""));
+    fail(where, "unknown key ", quote(key), similar_flags(key, ""));
 }
 
 void read_flags_of(Options& options, const std::string& path) {
@@ -136,24 +117,48 @@ struct Given {
 };
 
 void add_flags(CLI::App& app, std::vector<Given>& given) {
-    const Options defaults;
     for (size_t i = 0; i < flags().size(); i++) {
         const FlagRow& flag = flags()[i];
         Given& g = given[i];
-        const json value = flag.in_file ? flag.field.get(defaults) : json();
-        const std::string name = "--" + flag.name, initial = value.is_string()   ? value.get<std::string>()
-                                                             : value.is_number() ? value.dump()
-                                                                                 : "";
-        const std::string help = flag.help + (initial.empty() ? "" : " [" + initial + "]");
+        const std::string name = "--" + flag.name;
         if (flag.type == "switch") {
-            g.option = app.add_flag(name, g.on, help);
+            g.option = app.add_flag(name, g.on);
         } else if (flag.type == "list") {
-            g.option = app.add_option(name, g.list, help)->allow_extra_args(false)->option_text(flag.value);
+            g.option = app.add_option(name, g.list)->allow_extra_args(false);
         } else {
-            g.option = app.add_option(name, g.text, help)->option_text(flag.value);
+            g.option = app.add_option(name, g.text)->expected(flag.alone.empty() ? 1 : 0, 1);
             g.option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
         }
-        g.option->group(flag.group);
+    }
+}
+
+void print_help(const std::string& program) {
+    const size_t width = terminal_columns(stdout).value_or(default_columns);
+    const size_t start = std::min<size_t>(34, width / 2);
+    const auto print = [&](const std::string& flag, const std::string& help) {
+        const bool fits = flag.size() < start;
+        std::printf("%s%s%s\n", padded(flag, start).c_str(),
+                    fits ? "" : ("\n" + std::string(start, ' ')).c_str(),
+                    wrapped(help, width, start, start).c_str());
+    };
+    const std::string purpose =
+        "Trains Llama 3. Without flags, trains the tiny preset on the text that make train_llama3 prepares. "
+        "Defaults are in brackets.";
+    std::printf("%s\n\nUsage: %s [OPTIONS]\n\nConfiguration:\n", wrapped(purpose, width, 0).c_str(),
+                program.c_str());
+    print("  -h,--help", "print this help");
+    print("  --version", "print version, commit, compiler, platform and libraries");
+    const Options defaults;
+    std::string group = "Configuration";
+    for (const FlagRow& flag : flags()) {
+        if (flag.group != group) std::printf("\n%s:\n", flag.group.c_str());
+        group = flag.group;
+        const json value = flag.in_file ? flag.field.get(defaults) : json();
+        const std::string initial = value.is_string()   ? value.get<std::string>()
+                                    : value.is_number() ? value.dump()
+                                                        : "";
+        print("  --" + flag.name + (flag.value.empty() ? "" : " " + flag.value),
+              flag.help + (initial.empty() ? "" : " [" + initial + "]"));
     }
 }
 
@@ -172,9 +177,7 @@ void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
     try {
         app.parse(static_cast<int>(arguments.size()), arguments.data());
     } catch (const CLI::CallForHelp&) {
-        std::string help = app.help();
-        for (size_t at; (at = help.find("\n\n\n")) != help.npos;) help.erase(at, 1);
-        std::fputs(help.c_str(), stdout);
+        print_help(argv[0]);
         std::exit(0);
     } catch (const CLI::CallForVersion& version) {
         std::puts(version.what());
@@ -194,7 +197,7 @@ void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
     if (rest.empty()) return;
     const std::string name = rest[0].substr(0, rest[0].find('='));
     if (name.rfind("--", 0) == 0)
-        fail(quote(name), ": no such flag", suggestion(name.substr(2), "--"), "; --help lists them");
+        fail(quote(name), ": no such flag", similar_flags(name.substr(2), "--"), "; --help lists them");
     fail(quote(rest[0]), ": expected a flag; --help lists them");
 }
 
@@ -229,14 +232,9 @@ void resolve(Options& options) {
 }  // namespace
 
 Options parse_options(int argc, const char* const* argv) {
-    CLI::App app{
-        "Trains Llama 3. Without flags, trains the tiny preset on the text that make train_llama3 prepares.\n"
-        "Defaults are in brackets.\n"};
-    app.set_help_flag("-h,--help", "print this help")->group("Configuration");
-    app.set_version_flag("--version", version_text(),
-                         "print version, commit, compiler, platform and libraries")
-        ->group("Configuration");
-    app.get_formatter()->column_width(34);
+    CLI::App app;
+    app.set_help_flag("-h,--help");
+    app.set_version_flag("--version", version_text());
     app.allow_extras();
     std::vector<Given> given(flags().size());
     add_flags(app, given);
@@ -250,9 +248,10 @@ Options parse_options(int argc, const char* const* argv) {
             if (g.option->count() == 0 || flag.in_file != in_file) continue;
             if (g.text.rfind("--", 0) == 0)
                 fail("--", flag.name, ": expected a value, found the flag ", quote(g.text));
+            const std::string& text = g.text.empty() && !flag.alone.empty() ? flag.alone : g.text;
             const json value = flag.type == "list"     ? json(g.list)
                                : flag.type == "switch" ? json(g.on)
-                                                       : from_text(flag, g.text);
+                                                       : from_text(flag, text);
             assign(options, flag, value, "--" + flag.name);
         }
     };

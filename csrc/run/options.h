@@ -28,7 +28,9 @@ struct MemorySize {
 struct Options {
     // Configuration
     std::string config;
-    bool print_config, list_kernels, dry_run;
+    bool print_config;
+    std::string list_kernels;  // an operation, all, or ""
+    bool dry_run;
     MemorySize device_memory;
     std::string device;
 

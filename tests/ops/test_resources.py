@@ -332,4 +332,4 @@ def test_the_programs_list_is_read(build):
     variants = resources.parse_variants(listing)
     assert variants["rmsnorm_forward", "reference"] == "plain loops"
     assert "matrix cores" in variants["attention_backward", "flash_atomic"]
-    assert len(variants) == len(re.findall(r"^  \S.* (?:yes|no) ", listing, re.MULTILINE))
+    assert len(variants) == len(re.findall(r"^[ *] \S.* (?:yes|no) ", listing, re.MULTILINE))

@@ -41,7 +41,10 @@ TEST(check_flags) {
     check(o.batch_size == 4 && o.lr == 1e-3 && o.grad_clip == 0 && o.schedule == ScheduleShape::wsd, "flags");
     check(o.kernel == std::vector<std::string>{"a=1", "b=naive"}, "a flag that may be repeated");
     check(o.steps == 7, "the last of two wins");
-    check(o.print_config && !o.list_kernels, "switches");
+    check(o.print_config && !o.dry_run, "switches");
+    for (const auto& [words, operation] : std::map<std::vector<std::string>, const char*>{
+             {{"--list-kernels", "--steps", "3"}, "all"}, {{"--list-kernels", "rope"}, "rope"}, {{}, ""}})
+        check(parse(words).list_kernels == operation, "--list-kernels");
     for (const char* none : {"--val-data=", "--val-data=none"})
         check(parse({none, "--seed", "1"}).val_data.empty(), std::string("no validation: ") + none);
     check(parse({"--val-data", ""}).val_data.empty(), "no validation: empty argument");
@@ -107,7 +110,8 @@ TEST(check_bad_flags) {
         {{"--kernel", "rmsnorm_forward"}, {"--kernel: expected OP=NAME", "rmsnorm_forward"}},
         {{"--step", "3"}, {"--step", "no such flag", "did you mean --steps?"}},
         {{"--batch_size=3"}, {"--batch_size", "did you mean --batch-size?"}},
-        {{"--frobnicate"}, {"--frobnicate", "no such flag"}},
+        {{"--batch"}, {"did you mean --batch-size or --total-batch-size?"}},
+        {{"--frobnicate"}, {"--frobnicate", "no such flag; --help"}},
         {{"extra"}, {"extra", "expected a flag"}},
         {{"--config", folder + "/none.toml"}, {"none.toml", "No such file"}},
         {{"--config", folder}, {folder, "expected a file"}},

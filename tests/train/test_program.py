@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from run import (
     events,
     flags,
     losses,
+    on_a_terminal,
     one_line,
     reference_flags,
     timed_events,
@@ -96,12 +98,29 @@ def test_samples_begin_with_a_prompt(train, data, tmp_path):
 def test_log_every(train, data, tmp_path):
     """Lines of steps 1, 3, 6 and 8 on the console, every step in the log; by default about 100 lines."""
     said = train(*flags(data, tmp_path / "out", log_every=3)).stdout
-    assert re.findall(r"^ +(\d+)/8 .* s$", said, re.MULTILINE) == ["1", "3", "6", "8"], said
+    assert re.findall(r"^ *(\d+)/8 .* s$", said, re.MULTILINE) == ["1", "3", "6", "8"], said
     assert [e["step"] for e in events(tmp_path / "out", "step")] == list(range(1, 9))
     said = train(*flags(data, tmp_path / "long", steps=250, val_every=0, checkpoint_every=-1)).stdout
-    assert len(re.findall(r"^ +\d+/250 .* s$", said, re.MULTILINE)) == 85, said
+    assert len(re.findall(r"^ *\d+/250 .* s$", said, re.MULTILINE)) == 85, said
     line = one_line(train(*flags(data, tmp_path / "bad", log_every="often"), code=2))
     assert '--log-every: expected auto or a number from 1 on, found "often"' in line
+
+
+@pytest.mark.parametrize(
+    "words", ["--profile 1 --sample-every 8", "--dry-run --device h200", "--help", "--list-kernels"]
+)
+def test_a_terminal_of_80_columns(build, data, tmp_path, words):
+    """Every line fits, and a run's table has the columns that fit."""
+    (tmp_path / "data").symlink_to(data)
+    (tmp_path / "model.json").write_text(Path(MODEL).read_text())
+    extra = {"model": "model.json", "warmup_steps": 8, "steps": 8, "sample_tokens": 3}
+    line = [*flags(Path("data"), Path("out"), **extra), *words.split()]
+    shown = on_a_terminal(80, build / "train_llama3", *line, cwd=tmp_path)
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80 and max(map(len, lines)) > 70, shown
+    if words.startswith("--profile"):
+        assert "\nstep      loss  grad norm  " in shown and "/s  % of peak  mem GiB  time left\n" in shown
+        assert "\nmemory   " in shown and "\nidle    " in shown and "\nllamac report out\n" in shown
 
 
 def test_no_steps_validate_and_end(train, data, tmp_path):
@@ -215,7 +234,7 @@ def test_steps_that_are_not_finite_are_skipped(train, data, tmp_path):
     assert saved == step - 1
     skipped = [e["step"] for e in events(tmp_path / "out", "step") if e.get("skipped")]
     assert skipped == [step - 2, step - 1, step]
-    assert len(re.findall(r"^ +\d+/40 .*  skipped$", result.stdout, re.MULTILINE)) == 3
+    assert len(re.findall(r"^ *\d+/40 .*  skipped$", result.stdout, re.MULTILINE)) == 3
     weights = [(tmp_path / f"out/step_{s:06d}/model.safetensors").read_bytes() for s in range(step - 3, step)]
     assert weights[0] == weights[1] == weights[2]
 
@@ -288,14 +307,21 @@ def test_training_with_kernels(train, chosen, data, tmp_path, kind):
     np.testing.assert_allclose(losses(tmp_path / "kernels"), losses(tmp_path / "default"), rtol=1e-5, atol=0)
 
 
-def test_list_kernels(train):
-    """A line for each variant, or several: name, device, whether its bits are the same in every run, idea."""
+def test_list_kernels(train, gpu):
+    """A line for each variant, or several: name, device, whether its bits are the same in every run, idea.
+    One of them is the default."""
     text = train("--list-kernels").stdout
-    assert max(map(len, text.splitlines())) <= 100
-    blocks = dict(re.findall(r"^(\w+): (.*(?:\n .*)*)", text, re.MULTILINE))
+    assert max(map(len, text.splitlines())) <= 110
+    blocks = dict(re.findall(r"^(\w+): (.*(?:\n[ *] .*)*)", text, re.MULTILINE))
     for block in blocks.values():
-        assert re.search(r"^  naive +device +yes +\w", block, re.MULTILINE), block
-        assert re.search(r"^  reference +host +yes +plain loops", block, re.MULTILINE), block
+        assert re.search(r"^[ *] naive +device +yes +\w", block, re.MULTILINE), block
+        assert re.search(r"^[ *] reference +host +yes +plain loops", block, re.MULTILINE), block
+        (default,) = re.findall(r"^\* \S+ +(\S+) +yes ", block, re.MULTILINE)
+        assert (default == "host") != gpu
+    one = train("--list-kernels", "attention_backward").stdout
+    assert one.split("\n", 2)[2] == f"attention_backward: {blocks['attention_backward']}\n"
+    line = one_line(train("--list-kernels", "rmsnorm_forwad", code=2))
+    assert "no operation is called rmsnorm_forwad (did you mean rmsnorm_forward?); --list-kernels" in line
     block = " ".join(blocks["attention_backward"].split())
     assert "flash device yes tiles on" in block and "flash_atomic device no as flash" in block
     assert "takes HD a multiple of 8 up to 128, T and S at most 2^30, scale above 0, heads" in block

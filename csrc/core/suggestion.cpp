@@ -1,0 +1,43 @@
+#include "core/suggestion.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace llamac {
+namespace {
+
+// Levenshtein's distance.
+size_t distance(const std::string& a, const std::string& b) {
+    std::vector<size_t> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), size_t{0});
+    for (size_t i = 0; i < a.size(); i++) {
+        size_t diagonal = row[0]++;
+        for (size_t j = 0; j < b.size(); j++) {
+            const size_t replaced = diagonal + (a[i] != b[j]);
+            diagonal = row[j + 1];
+            row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+        }
+    }
+    return row[b.size()];
+}
+
+}  // namespace
+
+std::string suggestion(const std::string& name, const std::vector<std::string>& known,
+                       const std::string& dashes) {
+    std::vector<std::string> found;
+    size_t least = 3;
+    for (const std::string& other : known) {
+        if (name.size() >= other.size() + least) continue;  // endless names would take endless time
+        const size_t d = distance(name, other);
+        if (d < least) found = {other}, least = d;
+    }
+    for (size_t i = 0; least == 3 && name.size() >= 3 && found.size() < 3 && i < known.size(); i++)
+        if (known[i].find(name) != std::string::npos) found.push_back(known[i]);
+    std::string list;
+    for (size_t i = 0; i < found.size(); i++)
+        list += (i == 0 ? "" : i + 1 < found.size() ? ", " : " or ") + dashes + found[i];
+    return list.empty() ? "" : " (did you mean " + list + "?)";
+}
+
+}  // namespace llamac
