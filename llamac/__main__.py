@@ -1,6 +1,8 @@
 """`llamac COMMAND ...` and `python -m llamac COMMAND ...` call main() of the command's module."""
 
+import shutil
 import sys
+import textwrap
 from importlib import import_module
 from typing import NamedTuple
 
@@ -70,10 +72,17 @@ def usage() -> str:
     calls = {name: f"{name} {command.arguments}" for name, command in COMMANDS.items()}
     width = max(map(len, calls.values()))
     lines = [f"llamac {__version__}", ""]
-    lines += [f"  llamac {call.ljust(width)}  {COMMANDS[name].purpose}" for name, call in calls.items()]
+    columns = shutil.get_terminal_size((120, 24)).columns
+    for name, call in calls.items():
+        head = f"  llamac {call.ljust(width)}  "
+        if columns < len(head) + 40:  # the purpose has lines of its own
+            lines.append(head.rstrip())
+            head = " " * 8
+        purpose = COMMANDS[name].purpose
+        lines.append(textwrap.fill(purpose, columns, initial_indent=head, subsequent_indent=" " * len(head)))
     lines += ["", "Each command has --help. `python -m llamac COMMAND` is the same."]
-    lines += ["In Python: llamac.Trainer, llamac.ops, llamac.patch, llamac.kernels, llamac.run."]
-    return "\n".join(lines)
+    more = "In Python: llamac.Trainer, llamac.ops, llamac.patch, llamac.kernels, llamac.run."
+    return "\n".join([*lines, textwrap.fill(more, columns)])
 
 
 def main() -> None:

@@ -65,23 +65,8 @@ py::dict describe_variant(const Variant& v) {
                     "deterministic"_a = v.deterministic, "chip"_a = v.chip);
 }
 
-// The place of a build's arrays; a device's build without a device still means the device.
-Backend home() {
-    try {
-        return computing_context().backend;
-    } catch (const Error&) {
-        return Backend::device;
-    }
-}
-
-// The variant that is asked first.
-py::object default_variant(const Operation& op) {
-    for (const Variant& v : op.variants)
-        if (v.backend() == home() && v.deterministic) return py::str(v.name);
-    return py::none();
-}
-
 py::dict describe_operation(const Operation& op) {
+    const Variant* first = first_choice(op);
     py::list operands, variants, scalars, not_negative, dimensions;
     py::dict values, types;
     for (const Operand& o : op.operands) operands.append(describe_operand(op, o));
@@ -103,7 +88,7 @@ py::dict describe_operation(const Operation& op) {
     return py::dict("name"_a = op.name, "summary"_a = op.summary, "types"_a = types,
                     "dimensions"_a = dimensions, "operands"_a = operands, "variants"_a = variants,
                     "scalars"_a = scalars, "values"_a = values, "not_negative"_a = not_negative,
-                    "default"_a = default_variant(op));
+                    "default"_a = first ? py::object(py::str(first->name)) : py::none());
 }
 
 py::list dtypes() {
@@ -350,7 +335,7 @@ PYBIND11_MODULE(_native, m) {
     m.def("without_gemm_library", &without_gemm_library,
           "What the lack of the vendor's library costs, as core/library_gemm.h has it; empty: it is there.");
     m.def(
-        "computes_on_device", [] { return home() == Backend::device; },
+        "computes_on_device", [] { return computing_backend() == Backend::device; },
         "Whether this build's models compute on a GPU.");
     m.def("engines", &engines_text,
           "By what several processes of a run communicate, as --version prints it.");

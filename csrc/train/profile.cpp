@@ -1,6 +1,7 @@
 #include "train/profile.h"
 
 #include <algorithm>
+#include <bitset>
 #include <cmath>
 #include <deque>
 #include <map>
@@ -8,14 +9,17 @@
 #include <tuple>
 #include <vector>
 
+#include "core/dispatch.h"
 #include "core/file.h"
 #include "core/operation.h"
 #include "platform/stream.h"
+#include "platform/terminal.h"
 #include "train/peak.h"
 
 namespace llamac {
 
 constexpr const char* copy_name = "copy";
+constexpr size_t max_variants = 64;  // of an operation
 
 // A call, a copy or a collective, between two events on its stream.
 struct ProfiledCall {
@@ -25,6 +29,7 @@ struct ProfiledCall {
     std::vector<int64_t> size;  // of the operation's dimensions
     double flops, bytes;
     hipStream_t stream;
+    std::bitset<max_variants> takers;  // the operation's variants that take the call
     const Event *begin = nullptr, *end = nullptr;
     size_t step = 0;              // index of the profiled step
     double start_us = 0, us = 0;  // from the first step's begin; known once the events are read
@@ -100,11 +105,13 @@ struct Recording {
     }
     void after(const Call& call, const Variant& variant) {
         std::vector<int64_t> size(call.size, call.size + call.op->dimensions.size());
+        std::bitset<max_variants> takers;
+        for (size_t i = 0; i < call.op->variants.size(); i++) takers[i] = takes(call.op->variants[i], call);
         add({call.op, &variant, nullptr, std::move(size), least_flops(call), least_bytes(call),
-             call.launch.stream});
+             call.launch.stream, takers});
     }
     void after_other(const char* name, int64_t bytes, hipStream_t stream) {
-        add({nullptr, nullptr, name, {}, 0, static_cast<double>(bytes), stream});
+        add({nullptr, nullptr, name, {}, 0, static_cast<double>(bytes), stream, {}});
     }
     void add(ProfiledCall span) {
         if (--depth > 0) return;
@@ -177,11 +184,16 @@ struct Row {
     std::string operation, variant;
     Total total;
     std::map<std::string, Total> shapes;
+    const Operation* op = nullptr;          // as of a call
+    std::bitset<max_variants> takers = {};  // the variants that take all of its calls
 };
 std::vector<Row> rows_of(const std::vector<ProfiledCall>& spans) {
     std::map<std::pair<std::string, std::string>, Row> found;
     for (const ProfiledCall& s : spans) {
-        Row& row = found[{operation_of(s), variant_of(s)}];
+        const auto [at, is_new] = found.try_emplace({operation_of(s), variant_of(s)});
+        Row& row = at->second;
+        row.op = s.op;
+        row.takers = is_new ? s.takers : row.takers & s.takers;
         row.operation = operation_of(s);
         row.variant = variant_of(s);
         row.total.add(s);
@@ -197,13 +209,24 @@ std::vector<Row> rows_of(const std::vector<ProfiledCall>& spans) {
 void print_table(std::vector<Row> rows, double steps, double seconds, double idle, double exposed) {
     rows.push_back({"idle", "", {0, idle, 0, 0}, {}});
     if (exposed > 0) rows.push_back({"exposed communication", "", {0, exposed, 0, 0}, {}});
-    std::printf("%-26s %-12s %8s %9s %6s %9s %8s\n", "operation", "variant", "calls", "ms/step", "share",
-                "GFLOP/s", "GB/s");
-    for (const auto& [operation, variant, t, shapes] : rows) {
+    size_t operation = columns("operation"), variant = columns("variant");
+    for (const Row& row : rows) {
+        operation = std::max(operation, columns(row.operation));
+        variant = std::max(variant, columns(row.variant));
+    }
+    const auto print = [&](const Row& row, const char* numbers) {
+        std::printf("%s %s %s\n", padded(row.operation, operation).c_str(),
+                    padded(row.variant, variant).c_str(), numbers);
+    };
+    print({"operation", "variant", {}, {}}, "calls  ms/step  share  GFLOP/s    GB/s");
+    for (const Row& row : rows) {
+        const Total& t = row.total;
         const double rate = t.seconds > 0 ? 1e-9 / t.seconds : 0;
-        std::printf("%-26s %-12s %8.0f %9.3f %5.1f%% %9.1f %8.1f\n", operation.c_str(), variant.c_str(),
-                    static_cast<double>(t.calls) / steps, 1e3 * t.seconds / steps, 100 * t.seconds / seconds,
-                    t.flops * rate, t.bytes * rate);
+        char numbers[96];
+        std::snprintf(numbers, sizeof numbers, "%5.0f %8.3f %5.1f%% %8.1f %7.1f",
+                      static_cast<double>(t.calls) / steps, 1e3 * t.seconds / steps,
+                      100 * t.seconds / seconds, t.flops * rate, t.bytes * rate);
+        print(row, numbers);
     }
     std::fflush(stdout);
 }
@@ -225,6 +248,11 @@ ordered_json profile_json(const std::vector<Row>& rows, size_t steps, double sec
         for (const auto& [shape, total] : row.shapes) shapes.push_back(total_json({{"shape", shape}}, total));
         operations.push_back(total_json({{"operation", row.operation}, {"variant", row.variant}}, row.total));
         operations.back()["shapes"] = shapes;
+        if (!row.op) continue;
+        ordered_json& others = operations.back()["others"] = ordered_json::array();
+        for (size_t i = 0; i < row.op->variants.size(); i++)
+            if (row.takers[i] && row.variant != row.op->variants[i].name)
+                others.push_back(row.op->variants[i].name);
     }
     return {{"device",
              {{"name", device_name()},

@@ -1,6 +1,9 @@
 """The arguments of a command, and tables of its output."""
 
 import argparse
+import re
+import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,12 +11,41 @@ from typing import Any
 from llamac.base.errors import InputError
 
 
+def fill(text: str, width: int = 0) -> str:
+    """Paragraphs in lines of `width` columns; 0: the terminal's, or unbroken where there is none. A line that
+    is indented, or has columns, is not joined with others."""
+    width = width or shutil.get_terminal_size((0, 0)).columns
+    lines, ended = [""], False
+    for line in text.splitlines():
+        alone = not line or line[0].isspace() or "  " in line
+        if alone or ended:
+            lines.append(line)
+        else:
+            lines[-1] += f" {line}" if lines[-1] else line
+        ended = alone
+    return "\n".join(_wrap(line, width) if width else line for line in lines)
+
+
+def _wrap(line: str, width: int) -> str:
+    column = re.match(r" *(\S+( \S+)* {2,})?", line)
+    indent = " " * (column.end() if column else 0)
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """The description in the terminal's width; fill() keeps its lists."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return fill(text, width)
+
+
 class Parser(argparse.ArgumentParser):
-    """Of `llamac COMMAND`. --help keeps the lines of the description."""
+    """Of `llamac COMMAND`."""
 
     def __init__(self, command: str, description: str | None, **how: Any):
-        form = argparse.RawDescriptionHelpFormatter
-        super().__init__(f"llamac {command}", description=description, formatter_class=form, **how)
+        super().__init__(f"llamac {command}", description=description, formatter_class=HelpFormatter, **how)
 
     def integer(self, flag: str, help: str, default: int | None = None, metavar: str = "N") -> None:
         self.add_argument(flag, help=help, default=default, metavar=metavar, type=int)

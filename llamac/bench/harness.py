@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from llamac.base.arguments import HelpFormatter
+
 STOPPED, NO_MEMORY = "the time was over", "out of memory"
 Result = TypeVar("Result")
 
@@ -27,9 +29,7 @@ def say(text: str) -> None:
 
 
 def parser(description: str | None, **more: Any) -> argparse.ArgumentParser:
-    """Its help keeps the description's lines."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(description=description, formatter_class=formatter, **more)
+    return argparse.ArgumentParser(description=description, formatter_class=HelpFormatter, **more)
 
 
 def write(out: Path, content: object, text: str) -> None:

@@ -6,15 +6,12 @@ product and every function of llamac.ops, and times the last two. It prints one 
 code is 1 if any check fails.
 """
 
-import argparse
-
+from llamac.base.arguments import Parser
 from llamac.doctor import installation, preflight
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="llamac doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("doctor", __doc__)
     parser.add_argument(
         "--preflight",
         action="store_true",

@@ -3,7 +3,6 @@
 `read()` reads a `Profile`, and `report()` makes the same report of a `Profile` from any source.
 """
 
-import argparse
 import json
 import math
 import sys
@@ -12,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llamac.base.arguments import Parser, fill, table
 from llamac.base.errors import InputError, printable
 from llamac.base.files import Kind, read_json
 from llamac.profile import counters
@@ -58,6 +58,7 @@ class Row:
     bytes: float
     shape: str = ""
     shapes: tuple["Row", ...] = ()
+    others: tuple[str, ...] | None = None  # variants that take the same calls; None: not known
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ _TOTALS = dict.fromkeys(("calls", "seconds", "flops", "bytes"), _AMOUNT)
 _SHAPES = {"shapes": ([_TOTALS | {"shape": str}], None)}  # files that know nothing of them have none
 _KIND = {
     "device": {"name": str, "gpu": bool, "peak_tflops": (_POSITIVE, None), "copy_gbps": (_POSITIVE, None)},
-    "operations": [{"operation": str, "variant": str} | _TOTALS | _SHAPES],
+    "operations": [{"operation": str, "variant": str, "others": ([str], None)} | _TOTALS | _SHAPES],
     "steps": _POSITIVE,
     "seconds": _POSITIVE,
     "idle_seconds": _AMOUNT,
@@ -109,11 +110,16 @@ _KIND = {
 
 
 def _row(values: dict) -> Row:
-    def row(part: dict, shape: str = "", shapes: tuple[Row, ...] = ()) -> Row:
+    def row(part: dict, **more: Any) -> Row:
         totals: dict[str, Any] = {key: part[key] for key in _TOTALS}
-        return Row(values["operation"], values["variant"], shape=shape, shapes=shapes, **totals)
+        return Row(values["operation"], values["variant"], **totals, **more)
 
-    return row(values, shapes=tuple(row(part, part["shape"]) for part in values.get("shapes") or ()))
+    others, shapes = values.get("others"), values.get("shapes") or ()
+    return row(
+        values,
+        shapes=tuple(row(part, shape=part["shape"]) for part in shapes),
+        others=None if others is None else tuple(others),
+    )
 
 
 def read(path: str | Path) -> Profile:
@@ -237,6 +243,20 @@ def advice(profile: Profile) -> list[str]:
     return texts
 
 
+EXPLAINING = ("naive", "reference")  # variants that are there to be read, and never the fastest
+
+
+def _variants(row: Row) -> str:
+    """Which others to try, and how."""
+    listing = f"./train_llama3 --list-kernels {row.operation}"
+    if row.others is None:
+        return f"try its other variants ({listing} names them; --kernel {row.operation}=NAME)"
+    others = [name for name in row.others if name not in EXPLAINING]
+    if not others:
+        return f"no other fast variant takes these calls ({listing} says why)"
+    return "try " + " or ".join(f"--kernel {row.operation}={name}" for name in others)
+
+
 def _about_row(profile: Profile, row: Row, saved: float) -> str:
     """In plain words: how far an operation is from its limit, which shape is to blame, what to try."""
     ms = 1e3 / profile.steps
@@ -244,7 +264,7 @@ def _about_row(profile: Profile, row: Row, saved: float) -> str:
     usual = CATEGORIES.get(category(row.operation), (0.9,))[0]
     worst = max(row.shapes, key=lambda shape: gain(profile, shape), default=None)
     blame = f", most of it at {worst.shape}" if worst and len(row.shapes) > 1 else ""
-    cure = FUSING if profile.pytorch else f"try its other variants (--kernel {row.operation}=NAME)"
+    cure = FUSING if profile.pytorch else _variants(row)
     if by == "memory" and not profile.pytorch:
         cure += ", or fuse it with its neighbour: fewer bytes move then"
     elif by == "compute" and profile.gpu:
@@ -343,17 +363,6 @@ COUNTERS = ["kernels", "matrix %", "vector %", "occupancy %", "stalled %", "conf
 COUNTERS += ["read GB/s", "write GB/s"]
 
 
-def _table(heading: Sequence[str], left: int, cells: Iterable[list[str]]) -> str:
-    """Columns as wide as they need; the first `left` to the left, the others to the right."""
-    rows = [list(heading), *cells]
-    widths = [max(len(row[k]) for row in rows) for k in range(len(heading))]
-    padded = (
-        [cell.ljust(w) if k < left else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths))]
-        for row in rows
-    )
-    return "\n".join("  ".join(row).rstrip() for row in padded)
-
-
 def headline(profile: Profile) -> str:
     peak = f"{profile.peak_tflops:,.4g} TFLOP/s" if profile.peak_tflops else "peak not known"
     copy = f"copies {profile.copy_gbps:,.4g} GB/s" if profile.copy_gbps else "copy rate not known"
@@ -363,19 +372,17 @@ def headline(profile: Profile) -> str:
 
 def report(profile: Profile) -> str:
     """Shares by category, each operation against its own limit, and what to do next: text of many lines."""
-    categories = _table(("category", "ms/step", "share", "limit ms", "of limit"), 1, _category_cells(profile))
+    categories = table(("category", "ms/step", "share", "limit ms", "of limit"), 1, _category_cells(profile))
     heading = ("operation", "variant", "calls", "ms/step", "share", "TFLOP/s", "GB/s", "limit ms", "of limit")
-    operations = _table(heading, 2, _operation_cells(profile))
+    operations = table(heading, 2, _operation_cells(profile))
     if counted := counter_table(profile):
-        operations += "\n\n" + _table(counted[0], 2, counted[1:])
-    following = "\n".join(f"{k}. {text}" for k, text in enumerate(advice(profile), 1))
+        operations += "\n\n" + table(counted[0], 2, counted[1:])
+    following = "\n".join(fill(f"{k}. {text}") for k, text in enumerate(advice(profile), 1))
     return f"{headline(profile)}\n\n{categories}\n\n{operations}\n\nWhat to do next\n{following}\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="llamac profile", description="Show how a step spends its time, from OUT/profile.json."
-    )
+    parser = Parser("profile", "Show how a step spends its time, from OUT/profile.json.")
     parser.add_argument("out", type=Path, metavar="OUT", help="directory of a run with --profile")
     parser.add_argument(
         "--counters", action="store_true", help="run two steps under ncu or rocprofv3 and add their counters"

@@ -7,13 +7,12 @@ import argparse
 import json
 import math
 import re
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llamac.base.arguments import Parser
+from llamac.base.arguments import Parser, fill, table
 from llamac.base.errors import InputError
 from llamac.base.folders import CONFIGS
 from llamac.base.native import native
@@ -30,7 +29,7 @@ STATES: dict[str, dict[str, str]] = {
 RECOMPUTE = ("none", "norm", "norm,swiglu", "norm,swiglu,qkv,attention", "block:4", "block:2", "block")
 ALIKE = 1.005  # estimates within this ratio do not tell which is faster
 MOST_DEVICES = 4096
-WIDTH = 100  # of lines of text
+WIDTH = 100  # of lines of a configuration
 
 
 @dataclass(frozen=True)
@@ -137,20 +136,21 @@ def days(seconds: float) -> str:
     return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
 
 
-def table(plans: list[Plan], steps: int) -> list[str]:
-    rows = [("states", "batch", "recompute", "zero", "GiB", "micro-batches", "s/step", "tokens/s", "days")]
+def plan_table(plans: list[Plan], steps: int) -> str:
+    """A column per plan: its flags, then its estimates."""
+    columns = []
     for plan in plans:
         e = plan.estimate
-        rows.append((
-            plan.states, str(plan.flags["batch-size"]), plan.flags["recompute"], str(plan.flags["zero"]),
-            f"{e['memory'] / 2**30:.1f}", str(e["micro_batches"]), f"{e['seconds']:.3g}",
-            f"{e['tokens_per_step'] / e['seconds']:,.0f}", days(steps * e["seconds"]),
-        ))  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return [
-        "  ".join(v.ljust(w) if i in (0, 2) else v.rjust(w) for i, (v, w) in enumerate(zip(row, widths)))
-        for row in rows
-    ]
+        columns.append({
+            **{flag: str(value) for flag, value in plan.flags.items()},
+            "GiB per device": f"{e['memory'] / 2**30:.1f}",
+            "micro-batches per step": str(e["micro_batches"]),
+            "seconds per step": f"{e['seconds']:.3g}",
+            "tokens/s": f"{e['tokens_per_step'] / e['seconds']:,.0f}",
+            "days": days(steps * e["seconds"]),
+        })  # fmt: skip
+    cells = ([name, *(column[name] for column in columns)] for name in columns[0])
+    return table(["plan", *(str(number) for number in range(1, len(plans) + 1))], 1, cells)
 
 
 def refuse(search: Search, devices: int) -> InputError:
@@ -212,15 +212,14 @@ def main() -> None:
         f"{values['model']}, {e['parameters']:,} parameters, on {args.devices} x {e['device']} of "
         f"{e['available'] / 2**30:.4g} GiB: {steps:,} steps of {per_step:,} tokens, {tokens:,} in all"
     )
-    title, assumed = (textwrap.wrap(line, WIDTH) for line in (head, e["assumptions"]))
-    print(*title, "", *table(plans, steps), "", *assumed, "", sep="\n")
-    print(
-        "the flags of the first row:", "  " + " ".join(f"--{k} {v}" for k, v in best.flags.items()), sep="\n"
-    )
+    flags = " ".join(f"--{k} {v}" for k, v in best.flags.items())
+    print(fill(head), plan_table(plans, steps), fill(e["assumptions"]), sep="\n\n", end="\n\n")
+    print(f"the flags of plan 1:\n  {flags}")
     if args.out:
         chosen = values | best.flags | {"steps": steps}
         chosen["warmup-steps"] = min(values["warmup-steps"], steps)
-        text = toml(chosen, [*title, "", *table([best], steps), "", *assumed])
+        title = f"{fill(head, WIDTH)}\n\n{plan_table([best], steps)}\n\n{fill(e['assumptions'], WIDTH)}"
+        text = toml(chosen, title.splitlines())
         try:
             Path(args.out).write_text(text, encoding="utf-8")
         except OSError as error:

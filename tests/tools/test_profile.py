@@ -14,6 +14,7 @@ import pytest
 from run import ROOT, flags, one_line, run_llamac
 
 from llamac.base.errors import InputError
+from llamac.base.registry import kernels
 from llamac.profile import profile
 from llamac.profile.profile import Profile, Row
 
@@ -134,7 +135,7 @@ def test_trace(out):
 
 
 @pytest.mark.program
-def test_profile_json_adds_up(out):
+def test_profile_json_adds_up(out, gpu):
     values = json.loads((out / "profile.json").read_text())
     steps, events, tracks = trace(out)
     assert values["steps"] == STEPS
@@ -149,6 +150,11 @@ def test_profile_json_adds_up(out):
         assert row["seconds"] == pytest.approx(1e-6 * sum(e["dur"] for e in own), rel=1e-3)
         for key in ("seconds", "flops", "bytes"):
             assert row[key] == pytest.approx(sum(s[key] for s in row["shapes"]))
+        others = next((o["variants"] for o in kernels() if o["name"] == row["operation"]), [])
+        others = {v["name"] for v in others if v["where"] == ("device" if gpu else "host")}
+        assert set(row.get("others", [])) <= others - {row["variant"]}
+        if row["operation"] == "rmsnorm_forward":  # each variant of the host takes every call
+            assert gpu or set(row["others"]) == others - {row["variant"]} != set()
     seconds = [row["seconds"] for row in values["operations"]]
     assert seconds == sorted(seconds, reverse=True)
     assert values["device"]["copy_gbps"] > 0 and values["device"]["peak_tflops"] > 0
@@ -234,6 +240,25 @@ def test_advice_names_the_largest_gain_first():
     assert "N=2" in lines[0] and "matrix cores" in lines[0]
     assert "10.000 ms (10.0% of the step)" in lines[1] and "fuse" in lines[1]
     assert "10.0% of the step nothing runs" in lines[2] and "graph" in lines[2] and "--batch-size" in lines[2]
+
+
+@pytest.mark.parametrize(
+    "others, said",
+    [
+        (("tiled", "naive", "flash"), "Next: try --kernel adamw=tiled or --kernel adamw=flash, or fuse"),
+        (
+            ("reference",),
+            "Next: no other fast variant takes these calls (./train_llama3 --list-kernels adamw",
+        ),
+        (
+            None,
+            "try its other variants (./train_llama3 --list-kernels adamw names them; --kernel adamw=NAME)",
+        ),
+    ],
+)
+def test_advice_names_the_variants(others, said):
+    (line,) = profile.advice(made_up(replace(row("adamw", 20, gb=9), others=others)))
+    assert said in line
 
 
 @pytest.mark.parametrize("idle_ms, said", [(4.9, False), (5.4, True)])

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from run import ROOT, run_llamac
 
 import llamac
 from llamac import _native
-from llamac.__main__ import COMMANDS, usage
+from llamac.__main__ import COMMANDS, main, usage
 from llamac.base.errors import InputError
 from llamac.model.config import NOT_LLAMAS, Config, load_config, presets
 from llamac.report import plot
@@ -97,6 +98,16 @@ def test_commands_of_the_package():
         assert f"llamac {name}" in described
         path = ROOT / "llamac" / f"{module.replace('.', '/')}.py"
         assert "\ndef main(" in path.read_text() and f"\n  llamac {name} " in usage()
+
+
+@pytest.mark.parametrize("name", ["", *(COMMANDS.keys() - {"train", "lm-eval"})])  # which are not argparse's
+def test_help_of_80_columns(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["llamac", *([name] if name else []), "--help"])
+    with suppress(SystemExit):
+        main()
+    shown = capsys.readouterr().out
+    assert 60 < max(map(len, shown.splitlines())) <= 80, shown
     sources = [p.name for p in (ROOT / "llamac").rglob("*.py") if '__name__ == "__main__"' in p.read_text()]
     assert sorted(sources) == ["__main__.py", "reference.py"]
     assert run_llamac("--version").stdout == run_llamac().stdout.splitlines()[0] + "\n"
