@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from llamac.base import errors
+from llamac.base.arguments import split_list
 from llamac.base.errors import InputError
 from llamac.base.log import read_log
 from llamac.base.version import provenance, provenance_text
@@ -326,7 +327,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
             o.workloads[name] = replace(w, devices=o.devices)
         if o.other and "llamac" in w.programs:
             o.workloads[name] = replace(w, programs=(*w.programs, "other"))
-    o.only = o.only.split(",") if o.only else [program for program in PROGRAMS if program != "script"]
+    o.only = split_list("--only", o.only) or [program for program in PROGRAMS if program != "script"]
     o.out = o.out or o.build / "bench_train.json"
     return o
 

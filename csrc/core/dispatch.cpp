@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/registry.h"
+#include "core/words.h"
 #include "platform/ranges.h"
 
 namespace llamac {
@@ -210,18 +211,14 @@ void prepare_launch(Call& call, const Variant& v, int threads, std::optional<Wor
 KernelChoices::KernelChoices(const std::vector<std::string>& choices) {
     for (const std::string& choice : choices) {
         const size_t equals = choice.find('=');
-        if (equals == std::string::npos)
+        if (equals == std::string::npos || equals + 1 == choice.size())
             fail("--kernel ", choice, ": expected OPERATION=VARIANT[,VARIANT...]");
         const Operation& op = find_operation(choice.substr(0, equals));
         std::vector<const Variant*>& variants = chosen[&op];
         variants.clear();
-        for (size_t begin = equals + 1; begin <= choice.size();) {
-            const size_t end = std::min(choice.find(',', begin), choice.size());
-            for (const Variant* v :
-                 variants_called(op, choice.substr(begin, end - begin), computing_context().backend))
+        for (const std::string& name : split_list(choice.substr(equals + 1)))
+            for (const Variant* v : variants_called(op, name, computing_context().backend))
                 if (std::find(variants.begin(), variants.end(), v) == variants.end()) variants.push_back(v);
-            begin = end + 1;
-        }
     }
 }
 

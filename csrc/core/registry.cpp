@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/suggestion.h"
+#include "core/words.h"
 #include "platform/cpu_level.h"
 
 namespace llamac {

@@ -7,6 +7,7 @@
 
 #include "core/file.h"
 #include "core/json.h"
+#include "core/words.h"
 #include "platform/error.h"
 
 namespace llamac {
@@ -118,10 +119,7 @@ Questions parse_questions(std::string_view content, const std::string& path) {
 
 std::vector<Questions> read_questions(const std::string& list) {
     std::vector<Questions> found;
-    for (size_t start = 0; start < list.size() + !list.empty();) {
-        const size_t end = std::min(list.find(',', start), list.size());
-        const std::string path = list.substr(start, end - start);
-        start = end + 1;
+    for (const std::string& path : split_list(list)) {
         if (path.empty()) fail("--eval-tasks: expected files separated by commas, found ", quote(list));
         Questions questions = parse_questions(read_file(path), path);
         for (const Questions& other : found)

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "core/json.h"
+#include "core/words.h"
 #include "run/choices.h"
 #include "run/toml.h"
 
@@ -14,16 +15,6 @@ namespace {
 
 using nlohmann::json;
 using Words = std::vector<std::string>;
-
-std::vector<std::string> parts_of(const std::string& list) {
-    std::vector<std::string> parts;
-    for (size_t start = 0; start <= list.size();) {
-        const size_t end = std::min(list.find(',', start), list.size());
-        parts.push_back(list.substr(start, end - start));
-        start = end + 1;
-    }
-    return parts;
-}
 
 // Whether the whole text is one number.
 template <class T>
@@ -34,8 +25,7 @@ bool parse_number(std::string_view text, T& number) {
 
 std::vector<int32_t> parse_ids(const std::string& list) {
     std::vector<int32_t> ids;
-    if (list.empty()) return ids;
-    for (const std::string& part : parts_of(list))
+    for (const std::string& part : split_list(list))
         if (!parse_number(part, ids.emplace_back()) || part[0] == '-')
             fail("expected ids separated by commas, for example 17,4,250, found ", quote(part));
     return ids;
@@ -297,7 +287,9 @@ Recompute parse_recompute(const std::string& list) {
                                                                {"swiglu", &Recompute::swiglu},
                                                                {"qkv", &Recompute::qkv},
                                                                {"attention", &Recompute::attention}};
-    for (const std::string& part : parts_of(list)) {
+    std::vector<std::string> parts = split_list(list);
+    if (parts.empty()) parts = {""};
+    for (const std::string& part : parts) {
         if (const auto found = switches.find(part); found != switches.end())
             r.*found->second = true;
         else if (part == "block")

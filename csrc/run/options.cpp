@@ -13,7 +13,7 @@
 #include "core/folder.h"
 #include "core/json.h"
 #include "core/safetensors.h"
-#include "core/suggestion.h"
+#include "core/words.h"
 #include "platform/stream.h"
 #include "platform/terminal.h"
 #include "run/flag_table.h"
@@ -68,10 +68,8 @@ template <class Change>
 std::string change_paths(const FlagRow& flag, const std::string& value, const Change& change) {
     if (value.empty() || value == "auto" || value == "none") return value;
     if (flag.path == "one") return change(value);
-    std::istringstream list(value);
     std::string changed;
-    for (std::string path; std::getline(list, path, ',');)
-        changed += (changed.empty() ? "" : ",") + change(path);
+    for (const std::string& path : split_list(value)) changed += (changed.empty() ? "" : ",") + change(path);
     return changed;
 }
 

@@ -13,6 +13,7 @@
 #include "checkpoint/weights.h"
 #include "core/folder.h"
 #include "core/library_gemm.h"
+#include "core/words.h"
 #include "ops/adamw.h"
 #include "platform/ranges.h"
 #include "train/evaluate.h"
@@ -108,8 +109,7 @@ Options without_missing_files(const Options& o, std::string& warnings) {
         leave_out("tokenizer", *found.tokenizer);
         found.tokenizer = "";
     }
-    std::istringstream tasks(o.eval_tasks);
-    for (std::string file; std::getline(tasks, file, ',');)
+    for (const std::string& file : split_list(o.eval_tasks))
         if (!exists(file)) {
             leave_out("eval-tasks", file);
             found.eval_tasks.clear();

@@ -60,6 +60,14 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(flag, help=help, action="store_true")
 
 
+def split_list(flag: str, text: str) -> list[str]:
+    """The words of a flag's list; of an empty text none. Raises InputError for an empty word."""
+    words = text.split(",") if text else []
+    if not all(words):
+        raise InputError(f"{flag}: expected words separated by commas, found {text[:60]!r}")
+    return words
+
+
 def check_least(arguments: argparse.Namespace, **least: int) -> None:
     """Raises InputError where a flag that is given is less than its least value."""
     for name, bound in least.items():

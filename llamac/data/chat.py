@@ -10,8 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from llamac.base import limited
 from llamac.base.arguments import Parser
 from llamac.base.errors import InputError, requires
@@ -271,25 +269,7 @@ def load(directory: str | Path) -> Template:
 def encode(tokenizer: Any, text: str) -> list[int]:
     """Ids of a rendered text: names of special tokens are these tokens, and none is added."""
     check_text(text, "conversation")
-    return encode_with_places(tokenizer, text)[0]
-
-
-def encode_with_places(tokenizer: Any, text: str) -> tuple[list[int], np.ndarray]:
-    """encode(), and where in the text each token begins and ends, in characters: [n, 2]."""
-    if not hasattr(tokenizer, "backend"):  # of a rank file: the tokens have the bytes of the text
-        ids = tokenizer.encode_with_special_tokens(text)
-        letters = np.frombuffer(text.encode(), np.uint8) & 0xC0 != 0x80  # a byte that begins a character
-        before = np.concatenate([[0], np.cumsum(letters)])
-        ends = np.cumsum([0, *(len(tokenizer.bytes_of(id)) for id in ids)])
-        inside = ~np.append(letters, True)[ends[:-1]]
-        return ids, np.stack([before[ends[:-1]] - inside, before[ends[1:]]], 1)
-    own = tokenizer.backend
-    before, own.encode_special_tokens = own.encode_special_tokens, False
-    try:
-        found = own.encode(text, add_special_tokens=False)
-        return found.ids, np.array(found.offsets, np.int64).reshape(-1, 2)
-    finally:
-        own.encode_special_tokens = before
+    return tokenizer.encode_with_places(text)[0]
 
 
 def _generation_tag() -> type:

@@ -72,6 +72,10 @@ class Tokenizer:
         by_id = {rank: token for token, rank in ranks.items()}
         self._bytes = by_id | {rank: name.encode() for name, rank in self.special.items()}
 
+    @property
+    def special_ids(self) -> set[int]:
+        return set(self.special.values())
+
     @cached_property
     def rank_hash(self) -> int:
         """XXH3_64 of the rank file that save() writes: `hash`, unless the file was written otherwise."""
@@ -90,9 +94,19 @@ class Tokenizer:
         """Token ids of text; the names of special tokens in it are ordinary text."""
         return self._encoding.encode_ordinary(text)
 
-    def encode_with_special_tokens(self, text: str) -> list[int]:
-        """encode(), but names of special tokens are these tokens."""
-        return self._encoding.encode(text, allowed_special="all")
+    def encode_framed(self, text: str) -> list[int]:
+        """encode(), with what the tokenizer sets around a text: nothing."""
+        return self.encode(text)
+
+    def encode_with_places(self, text: str) -> tuple[list[int], np.ndarray]:
+        """encode(), but names of special tokens are these tokens; and where in the text each token begins and
+        ends, in characters: [n, 2]."""
+        ids = self._encoding.encode(text, allowed_special="all")
+        letters = np.frombuffer(text.encode(), np.uint8) & 0xC0 != 0x80  # a byte that begins a character
+        before = np.concatenate([[0], np.cumsum(letters)])
+        ends = np.cumsum([0, *(len(self.bytes_of(id)) for id in ids)])  # tokens have the bytes of the text
+        inside = ~np.append(letters, True)[ends[:-1]]
+        return ids, np.stack([before[ends[:-1]] - inside, before[ends[1:]]], 1)
 
     def encode_arrays(self, texts: list[str]) -> list[np.ndarray]:
         """encode() of each text: uint32 [n]."""

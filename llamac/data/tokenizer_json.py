@@ -77,6 +77,10 @@ class JsonTokenizer:
         """tiktoken's encoding of most texts, where it has the same ids."""
         return _Fast.of(self)
 
+    @property
+    def special_ids(self) -> set[int]:
+        return set(self.backend.get_added_tokens_decoder())
+
     @cached_property
     def ranks(self) -> dict[bytes, int] | None:
         """Ids of the ordinary tokens, where they are byte-level and 0 .. n-1, as in a rank file."""
@@ -117,6 +121,20 @@ class JsonTokenizer:
             for i, encoding in zip(slow, encoded):
                 found[i] = np.array(encoding.ids, np.uint32)
         return found  # type: ignore[return-value]
+
+    def encode_framed(self, text: str) -> list[int]:
+        """encode(), with what the tokenizer sets around a text, as transformers."""
+        return self.backend.encode(text).ids
+
+    def encode_with_places(self, text: str) -> tuple[list[int], np.ndarray]:
+        """encode(), but names of special tokens are always these; and where in the text each token begins and
+        ends, in characters: [n, 2]."""
+        before, self.backend.encode_special_tokens = self.backend.encode_special_tokens, False
+        try:
+            found = self.backend.encode(text, add_special_tokens=False)
+            return found.ids, np.array(found.offsets, np.int64).reshape(-1, 2)
+        finally:
+            self.backend.encode_special_tokens = before
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

@@ -44,8 +44,7 @@ class PairEncoder:
 
     def encode(self, text: str) -> list[int]:
         """As transformers' tokenizer of the directory, with what it sets before a text."""
-        own = self.tokenizer
-        return own.backend.encode(text).ids if hasattr(own, "backend") else own.encode(text)
+        return self.tokenizer.encode_framed(text)
 
     def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Spaces at the context's end belong to the continuation, whose ids are what the whole text has more

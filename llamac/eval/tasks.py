@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from llamac.base.arguments import split_list
 from llamac.base.errors import InputError, requires
 from llamac.base.files import excerpt
 from llamac.data.documents import whole_rows
@@ -117,7 +118,7 @@ GROUPS = {"arc": ("arc_easy", "arc_challenge")}
 def named(names: str) -> list[Task]:
     """The tasks of a list such as "arc,piqa". Raises InputError for a name that is none."""
     found: list[Task] = []
-    for name in filter(None, names.split(",")):
+    for name in split_list("--tasks", names):
         members = GROUPS.get(name, (name,))
         if not set(members) <= TASKS.keys():
             known = ", ".join([*TASKS, *GROUPS])

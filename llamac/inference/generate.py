@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from llamac.base.arguments import Parser, check_least
+from llamac.base.arguments import Parser, check_least, split_list
 from llamac.base.errors import CONTROL, InputError, printable
 from llamac.base.files import parse_json, read_bytes
 from llamac.data import chat
@@ -57,7 +57,7 @@ def _parser() -> Parser:
 
 def _ids(text: str, flag: str) -> list[int]:
     try:
-        return [int(word) for word in text.split(",")]
+        return [int(word) for word in split_list(flag, text) or [text]]
     except ValueError:
         raise InputError(f"{flag}: expected ids separated by commas, found {text[:60]!r}") from None
 

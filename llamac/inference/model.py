@@ -255,12 +255,9 @@ def load_tokenizer(path: Path, vocab_size: int) -> Any:
 def encode(own: Any, text: str, bos: bool = True) -> list[int]:
     """Inference.encode() by the tokenizer `own`."""
     check_text(text, "prompt")
-    if not hasattr(own, "backend"):
-        ids = own.encode(text)
-    else:
-        ids = own.backend.encode(text, add_special_tokens=bos).ids
-        if len(ids) > 1 and ids[-1] == own.end:  # some append it; it does not belong to a prompt
-            ids = ids[:-1]
+    ids = own.encode_framed(text) if bos else own.encode(text)
+    if len(ids) > 1 and ids[-1] == own.end:  # some append it; it does not belong to a prompt
+        ids = ids[:-1]
     if bos and own.bos is not None and ids[:1] != [own.bos]:
         ids = [own.bos, *ids]
     return ids

@@ -20,14 +20,13 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from glob import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llamac.base.arguments import Parser, check_least
+from llamac.base.arguments import Parser, check_least, split_list
 from llamac.base.errors import InputError, printable
 from llamac.base.files import read_json
 from llamac.data import chat
@@ -80,13 +79,6 @@ class Encoder(TextModel):
         super().__init__(directory, template)
         self.last_only, self.ignored = last_only, ignored
 
-    @cached_property
-    def _special(self) -> set[int]:
-        own = self.tokenizer
-        return set(
-            own.backend.get_added_tokens_decoder() if hasattr(own, "backend") else own.special.values()
-        )
-
     def conversation(self, given: Conversation) -> Example:
         """Answers are what {% generation %} blocks write; of a template without them, what it writes for the
         messages that count, behind what asks for them. Raises InputError: chat.Refused where the template
@@ -109,7 +101,7 @@ class Encoder(TextModel):
 
     def _of_stretches(self, text: str, answers: Sequence[tuple[int, int]]) -> Example:
         """Of a text whose answers are these characters: a token counts if it has one of them."""
-        ids, places = chat.encode_with_places(self.tokenizer, text)
+        ids, places = self.tokenizer.encode_with_places(text)
         begins, ends = places.T
         counts = np.zeros(len(ids), bool)
         closing: set[int] = set()
@@ -120,7 +112,9 @@ class Encoder(TextModel):
             b, e = begins[first:past], ends[first:past]
             counts[first:past] |= (b < end) & (e > begin)
             last = begin + len(text[begin:end].rstrip())
-            closing |= {ids[first + i] for i in np.flatnonzero((b < last) & (e >= last))} & self._special
+            closing |= {
+                ids[first + i] for i in np.flatnonzero((b < last) & (e >= last))
+            } & self.tokenizer.special_ids
         return Example(ids, counts.tolist(), frozenset(closing))
 
     def completion(self, prompt: str, completion: str) -> Example:
@@ -337,7 +331,7 @@ def main() -> None:
     check_least(args, accumulation=1, seq_len=1)
     if not 0 < args.epochs < math.inf:
         raise InputError(f"--epochs: expected a number above 0, found {args.epochs}")
-    ignored = [key for key in args.ignore_keys.split(",") if key]
+    ignored = split_list("--ignore-keys", args.ignore_keys)
     encoder = Encoder(args.directory, args.template, args.last_turn_only, ignored)
     command = [program.find(), *_words(DEFAULTS), *args.flags, f"--model={encoder.directory}", "--init=load"]
     command += ["--document-mask=on", *([f"--out={args.out}"] if args.out else [])]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from llamac.base.arguments import split_list
 from llamac.base.errors import InputError, printable
 from llamac.base.files import check_text, read_json
 from llamac.base.native import native
@@ -151,9 +152,8 @@ class Trainer:
         if isinstance(prompt, str):
             ids: Sequence[int] = [self._native.first_token(), *self.encode(prompt)]
         else:
-            ids = (
-                prompt if prompt is not None else list(map(int, filter(None, o.sample_prompt_ids.split(","))))
-            )
+            given_ids = map(int, split_list("sample_prompt_ids", o.sample_prompt_ids))
+            ids = prompt if prompt is not None else list(given_ids)
             if prompt is None and not ids:
                 ids = [self._native.first_token()]
         start = self._ids(ids, "prompt", 1).tolist()

@@ -88,7 +88,7 @@ def _read_tokenizer(folder: Path) -> None:
     own = tokenizer.load(folder)
     own.decode(own.encode("the cat <x> déjà 🙂"))
     str((own.bos, own.eos, own.pad, own.cuttable, own.fast is None, own.rank_hash, own.vocabulary.tokens[-1]))
-    chat.encode_with_places(own, "<|end|>the cat")
+    own.encode_with_places("<|end|>the cat")
     (folder / "out").mkdir()
     own.write_beside_tokens(folder / "out")
 

@@ -224,6 +224,7 @@ def test_the_command(directory, tmp_path):
         (["--prompt", "the cat " * 100], ["--prompt: ", "room for 1 token", "context of 128"]),
         (["--prompt", "x", "--tokens", "0"], ["--tokens", "found 0"]),
         (["--prompt-ids", "1,b"], ["--prompt-ids", "1,b"]),
+        (["--prompt-ids", "1,,2"], ["--prompt-ids", "1,,2"]),
         (["--prompt-ids", "4000"], ["prompt 1", "ids from 0 to", "found 4000"]),
         (["--prompt", "x", "--system", "y"], ["--system", "--chat"]),
         (["--prompt", "x", "--template", "chatml"], ["--template", "--chat"]),

@@ -528,7 +528,7 @@ def test_many_turns_take_a_few_renderings(directory, tmp_path, monkeypatch):
 def test_a_rank_files_tokens_by_characters():
     """Tokens of parts of a character have the whole."""
     own = tokenizer.Tokenizer({bytes([byte]): byte for byte in range(256)}, 0)
-    ids, places = chat.encode_with_places(own, "aé🙂<|endoftext|>b")
+    ids, places = own.encode_with_places("aé🙂<|endoftext|>b")
     assert ids[:3] == [97, 0xC3, 0xA9] and ids[-2:] == [256, 98]
     assert places.tolist() == [[0, 1], [1, 2], [1, 2], *[[2, 3]] * 4, [3, 16], [16, 17]]
 

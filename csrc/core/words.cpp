@@ -1,4 +1,4 @@
-#include "core/suggestion.h"
+#include "core/words.h"
 
 #include <algorithm>
 #include <numeric>
@@ -22,6 +22,16 @@ size_t distance(const std::string& a, const std::string& b) {
 }
 
 }  // namespace
+
+std::vector<std::string> split_list(const std::string& list) {
+    std::vector<std::string> words;
+    for (size_t begin = 0; begin < list.size() + !list.empty();) {
+        const size_t end = std::min(list.find(',', begin), list.size());
+        words.push_back(list.substr(begin, end - begin));
+        begin = end + 1;
+    }
+    return words;
+}
 
 std::string suggestion(const std::string& name, const std::vector<std::string>& known,
                        const std::string& dashes) {
