@@ -20,6 +20,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,10 @@ class Encoder(TextModel):
         super().__init__(directory, template)
         self.last_only, self.ignored = last_only, ignored
 
+    @cached_property
+    def _special(self) -> set[int]:
+        return self.tokenizer.special_ids
+
     def conversation(self, given: Conversation) -> Example:
         """Answers are what {% generation %} blocks write; of a template without them, what it writes for the
         messages that count, behind what asks for them. Raises InputError: chat.Refused where the template
@@ -112,9 +117,7 @@ class Encoder(TextModel):
             b, e = begins[first:past], ends[first:past]
             counts[first:past] |= (b < end) & (e > begin)
             last = begin + len(text[begin:end].rstrip())
-            closing |= {
-                ids[first + i] for i in np.flatnonzero((b < last) & (e >= last))
-            } & self.tokenizer.special_ids
+            closing |= {ids[first + i] for i in np.flatnonzero((b < last) & (e >= last))} & self._special
         return Example(ids, counts.tolist(), frozenset(closing))
 
     def completion(self, prompt: str, completion: str) -> Example:
