@@ -23,6 +23,7 @@ from llamac.base.errors import InputError
 from llamac.model.config import NOT_LLAMAS, Config, load_config, presets
 from llamac.report import plot
 from llamac.report.content import duration
+from llamac.training import program
 from llamac.training.options import Options, parse
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -98,9 +99,12 @@ def test_commands_of_the_package():
         assert f"llamac {name}" in described
         path = ROOT / "llamac" / f"{module.replace('.', '/')}.py"
         assert "\ndef main(" in path.read_text() and f"\n  llamac {name} " in usage()
+    sources = [p.name for p in (ROOT / "llamac").rglob("*.py") if '__name__ == "__main__"' in p.read_text()]
+    assert sorted(sources) == ["__main__.py", "reference.py"]
+    assert run_llamac("--version").stdout == run_llamac().stdout.splitlines()[0] + "\n"
 
 
-@pytest.mark.parametrize("name", ["", *(COMMANDS.keys() - {"train", "lm-eval"})])  # which are not argparse's
+@pytest.mark.parametrize("name", ["", *sorted(COMMANDS.keys() - {"train", "lm-eval"})])  # not argparse's
 def test_help_of_80_columns(name, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "argv", ["llamac", *([name] if name else []), "--help"])
@@ -108,9 +112,6 @@ def test_help_of_80_columns(name, monkeypatch, capsys):
         main()
     shown = capsys.readouterr().out
     assert 60 < max(map(len, shown.splitlines())) <= 80, shown
-    sources = [p.name for p in (ROOT / "llamac").rglob("*.py") if '__name__ == "__main__"' in p.read_text()]
-    assert sorted(sources) == ["__main__.py", "reference.py"]
-    assert run_llamac("--version").stdout == run_llamac().stdout.splitlines()[0] + "\n"
 
 
 def test_an_error_names_the_command(tmp_path):
@@ -119,15 +120,18 @@ def test_an_error_names_the_command(tmp_path):
     assert said.startswith("llamac: nothing: no such command; expected one of")
 
 
-def test_the_command_train(tmp_path):
-    """The program of the working folder, else of PATH; its exit status."""
-    said = run_llamac("train", code=2, cwd=tmp_path, env=ENVIRONMENT | {"PATH": "/none"}).stderr
-    assert said.startswith("llamac train: expected the program train_llama3") and said.count("\n") == 1
+def test_the_command_train(tmp_path, monkeypatch):
+    """The program of the working folder, else of PATH, else of the checkout; its exit status."""
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="expected the program train_llama3"):
+        patch.setattr(program, "__file__", str(tmp_path / "llamac/training/program.py"))
+        patch.setenv("PATH", "/none")
+        patch.chdir(tmp_path)
+        program.find()
     for folder in ("bin", "work"):
-        program = tmp_path / folder / "train_llama3"
-        program.parent.mkdir()
-        program.write_text(f'#!/bin/sh\necho {folder} "$@"\nexit 3\n')
-        program.chmod(0o755)
+        script = tmp_path / folder / "train_llama3"
+        script.parent.mkdir()
+        script.write_text(f'#!/bin/sh\necho {folder} "$@"\nexit 3\n')
+        script.chmod(0o755)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     assert (
         run_llamac("train", "--a", "b", code=3, cwd=tmp_path, env=ENVIRONMENT | {"PATH": path}).stdout
