@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 
 from llamac import reference
-from llamac.base import registry
+from llamac.base import random, registry
 from llamac.base.dtypes import TABLE, torch_dtypes
 
 DTYPES = torch_dtypes(*TABLE)
 OPERATIONS = {op["name"]: op for op in registry.kernels()}
 SCALE, EPS, THETA = 0.3, 1e-5, 10000.0
 ROTATED = 2  # heads of rope_backward_quantize
+DRAWN = (0.02, 42, 4, 2**34 - 32768)  # of fill_normal: deviation, seed, stream, offset
 SCALE_LIMIT = 240.0  # of quantize_rows: within all types of fp8
 ADAMW = {
     "lr": 1e-2,
@@ -316,6 +317,13 @@ def scaled_matmul_rows(i):
     return scaled_matmul(i | {"a_scale": i["a_scale"][:, None]})
 
 
+def fill_normal(i):
+    """Rounded to f32, then to the type of storage."""
+    deviation, seed, stream, offset = DRAWN
+    values = np.float32(deviation) * random.normal(seed, 0, stream, i["P"], offset)
+    return {"out": torch.from_numpy(values).to(i["stat"])}
+
+
 def adamw(i):
     """A step in the middle of a run."""
     a, stored = ADAMW, i["weight"] if i["master"] is None else i["master"]
@@ -418,6 +426,7 @@ CASES = {
     "global_norm": Case(global_norm, ELEMENTS, (False,)),
     "hash": Case(hash_bits, ELEMENTS),
     "convert": Case(convert, ELEMENTS, (False,)),
+    "fill_normal": Case(fill_normal, ELEMENTS, DRAWN),
     "adamw": Case(adamw, ELEMENTS, ADAMW_SCALARS),
     "quantize": Case(quantize, TILES),
     "quantize_rows": Case(quantize_rows, TILES, (SCALE_LIMIT,)),

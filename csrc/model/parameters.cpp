@@ -8,7 +8,7 @@
 #include <set>
 #include <utility>
 
-#include "core/random.h"
+#include "ops/operations.h"
 
 namespace llamac {
 namespace {
@@ -130,15 +130,21 @@ int64_t count(const Config& c, bool (*chosen)(const ParameterRow&)) {
 }
 
 // weight: the parameter's elements from `first` on.
-void fill(const Parameter& parameter, const Tensor& weight, int64_t first, float deviation, uint64_t seed) {
-    const HostCopy copy(weight.data, weight.bytes());
-    const int64_t elements = weight.elements();
-    if (const std::optional<float> value = parameter.group.initial)
-        visit_dtype<is_float>(
-            weight.dtype, [&]<class T>() { std::fill_n(static_cast<T*>(copy.data), elements, T(*value)); });
-    else
-        fill_normal(copy.data, weight.dtype, elements, deviation, seed, parameter.rng_stream, first);
-    copy.to_device();
+void fill(const Context& context, const Parameter& parameter, const Tensor& weight, int64_t first,
+          double deviation, uint64_t seed) {
+    if (const std::optional<float> value = parameter.group.initial) {
+        const HostCopy copy(weight.data, weight.bytes());
+        visit_dtype<is_float>(weight.dtype, [&]<class T>() {
+            std::fill_n(static_cast<T*>(copy.data), weight.elements(), T(*value));
+        });
+        copy.to_device();
+    } else {
+        fill_normal(context, {.out = weight,
+                              .deviation = deviation,
+                              .seed = static_cast<int64_t>(seed),
+                              .stream = parameter.rng_stream,
+                              .offset = first});
+    }
 }
 
 }  // namespace
@@ -276,26 +282,21 @@ void zero(const Parameters& p) {
         if (t.data) CHECK(hipMemset(t.data, 0, static_cast<size_t>(t.bytes())));
 }
 
-void initialize(Parameters& p, const Config& config, uint64_t seed) {
+void initialize(const Context& context, Parameters& p, const Config& config, uint64_t seed) {
     zero(p);
-    const float deviation = static_cast<float>(config.initializer_range);
-    // The master weights take the rounded values.
-    const auto convert_to_master = [&](const Tensor& weight, const Tensor& master) {
-        HostCopy weights(weight.data, weight.bytes());
-        const HostCopy copy(master.data, master.bytes());
-        convert(weights.from_device().data, weight.dtype, copy.data, master.dtype, master.shape[0]);
-        copy.to_device();
-    };
     for (const Parameter& parameter : p.table) {
         const Tensor& kept = p.weights_with(parameter);
         const auto [first, held] = p.held(kept, parameter);
         const Tensor weight = kept.data ? p.part(kept, parameter, first, held) : p.transient_weights(held);
-        fill(parameter, weight, first, deviation, seed);
+        fill(context, parameter, weight, first, config.initializer_range, seed);
         if (!p.master.data || !parameter.trains) continue;
+        // The master weights take the rounded values.
         const auto [begin, count] = p.held(p.master, parameter);
-        convert_to_master(p.weights.data ? p.part(p.weights, parameter, begin, count) : weight,
-                          p.held_part(p.master, parameter));
+        convert(context, {.out = p.held_part(p.master, parameter),
+                          .x = p.weights.data ? p.part(p.weights, parameter, begin, count) : weight,
+                          .accumulate = false});
     }
+    CHECK(hipStreamSynchronize(context.stream));
 }
 
 }  // namespace llamac

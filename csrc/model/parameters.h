@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/arena.h"
+#include "core/context.h"
 #include "core/tensor.h"
 #include "model/config.h"
 #include "model/sharding.h"
@@ -192,7 +193,7 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
                      bool training, Arena& arena);
 // Zeros all buffers, gaps between tensors included: the gradient norm reads them.
 void zero(const Parameters& p);
-// As transformers initializes a Llama. Moments and gradients are zeroed.
-void initialize(Parameters& p, const Config& config, uint64_t seed);
+// As transformers initializes a Llama. Moments and gradients are zeroed. Returns when the device is done.
+void initialize(const Context& context, Parameters& p, const Config& config, uint64_t seed);
 
 }  // namespace llamac

@@ -167,6 +167,16 @@ inline void embedding_forward(const Context& context, const EmbeddingForwardCall
     run_by_name<"embedding_forward">(context, {call.out, call.tokens, call.weight}, {});
 }
 
+// out = normal numbers of a stream, from element `offset` on
+struct FillNormalCall {
+    Required out;  // T[P]
+    Real deviation;
+    Integer seed, stream, offset = 0;
+};
+inline void fill_normal(const Context& context, const FillNormalCall& call) {
+    run_by_name<"fill_normal">(context, {call.out}, {call.deviation, call.seed, call.stream, call.offset});
+}
+
 // squares = sum of x^2, the square of the norm
 struct GlobalNormCall {
     Required squares;  // f64[1]

@@ -145,7 +145,7 @@ void set_initial_weights(Trainer& t) {
     std::error_code none;  // a path without access is no directory
     if (std::filesystem::is_directory(o.model, none) && find_weights(o.model).empty())
         t.warn("--model " + o.model + ": the directory has no weights; the initial weights are random");
-    initialize(t.model.parameters, t.config, static_cast<uint64_t>(o.seed));
+    initialize(t.model.context, t.model.parameters, t.config, static_cast<uint64_t>(o.seed));
 }
 
 // The data continues at the checkpoint's position, or after the sequences that --data-skip leaves out.

@@ -7,8 +7,6 @@ takes word e % 4 of the block whose counter is (lo32(e/4), hi32(e/4), stream, st
 hi32(seed)). The bits are those of the C program, for any order and any number of devices.
 """
 
-import math
-
 import numpy as np
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -55,14 +53,41 @@ def uniform(seed: int, step: int, stream: int, n: int, start: int = 0) -> np.nda
     return (bits(seed, step, stream, n, start) + 0.5) * 2.0**-32
 
 
+def _pairs(lib, u):
+    """Standard normal numbers of uniform ones, numpy's or torch's (`lib`): float64[2n] of float64[2n]. Products
+    and sums are rounded one by one, as in C, whose source says how the series are found.
+    """
+    m, e = lib.frexp(u[0::2])
+    small = m < 0.70710678118654752
+    m, e = lib.where(small, 2 * m, m), lib.where(small, e - 1, e)
+    s = (m - 1) / (m + 1)
+    z, series = s * s, 1 / 21
+    for n in range(19, 2, -2):
+        series = series * z + 1 / n
+    whole = e * lib.full_like(m, 0.69314718055994530942)
+    radius = lib.sqrt(-2 * (whole + (2 * s + 2 * s * (z * series))))
+
+    quarters = lib.round(4 * u[1::2])
+    angle = 6.28318530717958647693 * u[1::2]
+    x = angle - quarters * 1.57079632673412561417 - quarters * 6.07710050650619224932e-11
+    xx, cosine, sine = x * x, 1, 1
+    for n in range(16, 1, -2):
+        cosine = 1 - cosine * (xx * (1 / (n * (n - 1))))
+        sine = 1 - sine * (xx * (1 / (n * (n + 1))))
+    sine = sine * x
+    odd = quarters % 2 == 1
+    c, s = lib.where(odd, sine, cosine), lib.where(odd, cosine, sine)
+    c = lib.where((quarters == 1) | (quarters == 2), -c, c)
+    s = lib.where((quarters == 2) | (quarters == 3), -s, s)
+    return lib.stack((radius * c, radius * s), 1).reshape(-1)
+
+
 def normal(seed: int, step: int, stream: int, n: int, start: int = 0) -> np.ndarray:
     """Standard normal numbers of elements start .. start+n-1: Box-Muller in double, rounded to float32[n]."""
     out = np.empty(n, np.float32)
     for first in range(start // 2 * 2, start + n, 4 * _CHUNK):  # elements 2j and 2j+1 make each other
         count = min(4 * _CHUNK, start + n - first)
-        u = uniform(seed, step, stream, (count + 1) // 2 * 2, first)
-        radius, angle = np.sqrt(-2.0 * np.log(u[0::2])), 2.0 * np.pi * u[1::2]
-        pairs = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)
+        pairs = _pairs(np, uniform(seed, step, stream, (count + 1) // 2 * 2, first))
         skip = max(0, start - first)
         out[first + skip - start : first + count - start] = pairs[skip:count]
     return out
@@ -70,7 +95,7 @@ def normal(seed: int, step: int, stream: int, n: int, start: int = 0) -> np.ndar
 
 def normal_on(device: str, seed: int, step: int, stream: int, n: int, start: int = 0, chunk: int = 1 << 24):
     """normal() as a torch tensor f32[n] that is made on a device, `chunk` blocks at a time: 8 billion take a
-    GPU seconds, one core minutes. The device's log and cos in double may round an element differently.
+    GPU seconds, one core minutes.
     """
     import torch
 
@@ -80,8 +105,6 @@ def normal_on(device: str, seed: int, step: int, stream: int, n: int, start: int
         block = torch.arange(first // 4, (first + count + 3) // 4, device=device)
         counter = block & _LOW, block >> 32, torch.full_like(block, stream), torch.full_like(block, step)
         u = torch.stack(_rounds(counter, _key(seed)), 1).view(-1).double().add_(0.5).mul_(2.0**-32)
-        radius, angle = u[0::2].log().mul_(-2).sqrt_(), u[1::2] * (2 * math.pi)
-        pairs = torch.stack((radius * angle.cos(), radius * angle.sin()), 1).view(-1)
         skip = max(0, start - first)
-        out[first + skip - start : first + count - start] = pairs[skip:count]
+        out[first + skip - start : first + count - start] = _pairs(torch, u)[skip:count]
     return out

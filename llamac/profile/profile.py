@@ -33,6 +33,7 @@ CATEGORIES = {
     "optimizer": (0.90, ("adamw", "global_norm")),
     "embedding": (0.90, ("embedding",)),
     "verification": (0.90, ("hash",)),
+    "initial weights": (0.50, ("fill_normal",)),
     "communication": (
         1.0,
         ("communication", "all_gather", "all_reduce", "broadcast", "reduce_scatter", "convert"),

@@ -73,7 +73,7 @@ void set_micro_batch(Model& m, int64_t micro) {
 
 void prepare(Model& m) {
     m.allocate();
-    initialize(m.parameters, m.config, 1);
+    initialize(m.context, m.parameters, m.config, 1);
 }
 
 // One micro-batch after the other. steps: of the optimizer before, after which fp8 has scales that are known ahead.

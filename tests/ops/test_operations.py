@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from library_product import scaled_mm
@@ -36,7 +37,7 @@ from op_cases import (
     shape_of,
 )
 
-from llamac.base import extension, registry
+from llamac.base import extension, random, registry
 from llamac.base.dtypes import fp8_of
 from llamac.base.errors import InputError
 from llamac.base.tolerance import BACKWARD, FORWARD, Error, beyond, error_of, floor_of, ulp
@@ -72,7 +73,7 @@ def guards_intact(memory: torch.Tensor) -> bool:
 
 
 EXACT = ("embedding_forward", "repeat_kv_forward", "hash", "convert", "quantize", "quantize_rows")
-EXACT += ("update_scales", "argmax")
+EXACT += ("update_scales", "argmax", "fill_normal")
 SCALED = ("scaled_matmul", "scaled_matmul_rows")
 
 
@@ -307,6 +308,16 @@ def test_adamw_in_two_pieces(variant):
                 assert torch.equal(found, expected[offset : offset + len(found)]), (cut, offset)
     for found, expected in zip(updated(1028, n), whole, strict=True):
         assert not torch.equal(found, expected[1028:])
+
+
+@pytest.mark.parametrize("variant", [v["name"] for v in OPERATIONS["fill_normal"]["variants"]])
+def test_fill_normal_draws_its_part(variant):
+    """Ranks that share a weight draw the bits that one rank draws, and that Python draws."""
+    whole = torch.from_numpy(np.float32(0.02) * random.normal(7, 0, 8, 2000))
+    for start in (0, 4, 1028) if variant == "vectorized" else (0, 1, 6, 1027):
+        part = torch.empty(2000 - start)
+        registry.run("fill_normal", [part], [], (0.02, 7, 8, start), variant)
+        assert torch.equal(part, whole[start:]), start
 
 
 def test_stochastic_rounding():

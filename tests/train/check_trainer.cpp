@@ -140,7 +140,7 @@ TEST(check_dry_run) {
         const Arena::Row& last = m.arena.rows.back();
         check(planned > 0 && last.group == "work space of operations" && last.tensor->bytes() >= planned);
         m.allocate();
-        initialize(m.parameters, m.config, 1);
+        initialize(m.context, m.parameters, m.config, 1);
         const void* const memory = m.context.workspace->reserve(0);
         const std::vector<int32_t> tokens(64, 3);
         set_batch(m, tokens.data(), tokens.data(), 4, 16);
@@ -165,7 +165,7 @@ std::map<std::string, int> calls_with(const std::string& recompute) {
     o.recompute = parse_recompute(recompute);
     Model m(load_config(o.model), model_options(o));
     m.allocate();
-    initialize(m.parameters, m.config, 1);
+    initialize(m.context, m.parameters, m.config, 1);
     const std::vector<int32_t> tokens(64, 3);
     set_batch(m, tokens.data(), tokens.data(), 4, 16);
     const Observer counter = observe_calls([&](const Call& call, const Variant&) { calls[call.op->name]++; });
