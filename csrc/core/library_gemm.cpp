@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 
+#include "core/clock.h"
 #include "core/device_memory.h"
 #include "core/product_check.h"
 #include "platform/blaslt.h"
@@ -440,8 +441,11 @@ void run_gemm(const Gemm& gemm, const GemmOperands& given, OwnGemm own, void* wo
     std::optional<hipblasLtMatmulAlgo_t> algorithm = plan.candidates[0].algo;
     if (algorithms) {
         Decision& decision = algorithms->state->decisions[gemm];
-        if (decision.state != Decision::settled)
+        if (decision.state != Decision::settled) {
+            const Clock::time_point begin = Clock::now();
             decide(lib, gemm, plan, *algorithms, decision, operands, own);
+            if (algorithms->tuning) algorithms->tuning_seconds += seconds_since(begin);
+        }
         algorithm = decision.chosen;
     }
     if (!algorithm) return own(gemm, given, stream);

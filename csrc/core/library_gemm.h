@@ -78,6 +78,7 @@ struct GemmAlgorithms {
     // wrong candidates are named on stderr. Candidates of files are kept: they were compared when they were timed, and a
     // resumed run must have the same bits.
     bool tuning = false;
+    double tuning_seconds = 0;  // of these timings and comparisons, so far
     // Gathers a text per rank, so that all ranks use one algorithm. While tuning, all ranks call it for the same products in
     // the same order. Null: there is one rank.
     std::function<std::vector<std::string>(const std::string& own)> gather;

@@ -262,6 +262,20 @@ std::string Log::step_row(const std::vector<std::string>& cells) const {
     return row(highest);
 }
 
+void Log::startup(const StartTimes& s) {
+    event({{"event", "startup"},
+           {"ranks", s.ranks},
+           {"weights", s.weights},
+           {"tuning", s.tuning},
+           {"graphs", s.graphs},
+           {"first_step", s.first_step},
+           {"total", s.total}});
+    print(
+        format("start: %.1f s to the end of the first step, which took %.1f s; ranks %.1f s, weights %.1f s, "
+               "tuning %.1f s, graphs %.1f s",
+               s.total, s.first_step, s.ranks, s.weights, s.tuning, s.graphs));
+}
+
 void Log::step(const StepResult& r, const Usage& usage) {
     const double speed = run.tokens_per_step / r.ms * 1e3, flops = speed * run.flops_per_token;
     // The measured peak of a CPU, above all of a busy one, may be less than the rate of a step.

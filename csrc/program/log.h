@@ -65,6 +65,8 @@ struct Log {
                       const Origin& origin = {});
     // The event with the resolved configuration, then the heading of the table of steps.
     void start(const nlohmann::ordered_json& config);
+    // The event `startup`, and a line.
+    void startup(const StartTimes& seconds);
     // Saturated values are an event and, beyond max_saturated, a line; both only for steps with a line on the console.
     void step(const StepResult& result, const Usage& usage = {});
     // The event of saturated values since the last one.

@@ -9,6 +9,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/output.h"
+#include "core/clock.h"
 #include "core/file.h"
 #include "platform/cpu_level.h"
 #include "platform/ranks/launch.h"
@@ -58,9 +59,9 @@ Origin origin_of(const Trainer& t) {
     return {};
 }
 
-using Clock = std::chrono::steady_clock;
+const Clock::time_point launched = Clock::now();
 double ms_since(Clock::time_point begin) {
-    return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+    return 1e3 * seconds_since(begin);
 }
 
 bool is_due(int64_t every, int64_t step) {
@@ -126,9 +127,10 @@ struct Loop {
     Profile profile;
     UsageMeter usage = {};
     SpikeDetector spikes = {};
-    int64_t skipped = 0;                         // steps in a row
-    std::string saved;                           // the newest checkpoint; "": there is none
-    int64_t saved_step;                          // of it, or the first one
+    int64_t skipped = 0;  // steps in a row
+    std::string saved;    // the newest checkpoint; "": there is none
+    int64_t saved_step;   // of it, or the first one
+    bool start_is_logged = false;
     bool sound = true;                           // the weights; and the disk, as far as is known
     int ended_by = 0;                            // a signal to any rank
     std::optional<Clock::time_point> agreed_at;  // the time since is one micro-batch's work
@@ -275,6 +277,14 @@ struct Loop {
         t.ranks.together("log", [&] { log.checkpoint(done.step, saved, done.pause_ms); });
     }
 
+    // The first steps tune matrix products and capture graphs; then the times of the start are known.
+    void log_start(const StepResult& r) {
+        if (t.start.total == 0) t.start.first_step = r.ms / 1e3, t.start.total = seconds_since(launched);
+        if (start_is_logged || !(t.has_started() || r.step == t.options.steps)) return;
+        start_is_logged = true;
+        log.startup(t.start);
+    }
+
     void finish(int64_t in_flight) {
         while (t.in_flight() > in_flight) {
             sound = false;  // until the step is known to be right
@@ -285,7 +295,10 @@ struct Loop {
             // Else every weight is as bad from here on, and the next checkpoints would replace the good ones.
             skipped = r.skipped ? skipped + 1 : 0;
             sound = r.skipped ? skipped <= t.options.skip_nonfinite : finite;
-            t.ranks.together("log", [&] { log.step(r, usage.read()); });
+            t.ranks.together("log", [&] {
+                log.step(r, usage.read());
+                log_start(r);
+            });
             if (finite)
                 for (const Spike& spike : spikes.add(r.loss, r.grad_norm))
                     t.ranks.together("log", [&] { log.spike(r.step, spike); });
@@ -402,14 +415,15 @@ std::string next_commands(const std::string& out, const Trainer& t) {
     return (t.data.tokenizer ? talk + word + "\n" : "") + "llamac report " + word;
 }
 
-// program: its name on the command line.
-int run_training(const std::string& program, const Options& options, const Ranks& ranks) {
+// program: its name on the command line. connecting: seconds until the ranks were connected.
+int run_training(const std::string& program, const Options& options, const Ranks& ranks, double connecting) {
     std::optional<OutputFolder> folder;
     ranks.together("output folder", [&] { folder.emplace(options.out, ranks.is_first()); });
     std::optional<Trainer> trainer;
     ranks.together("loading", [&] { trainer.emplace(options, std::nullopt, ranks); });
     OutputFolder& out = *folder;
     Trainer& t = *trainer;
+    t.start.ranks = connecting;
     t.agree_with_ranks();
     std::unique_ptr<AsyncSaves> saves = prepare_async_saves(t);
     answer_stop_signals();
@@ -495,7 +509,9 @@ int run_program(int argc, char** argv) {
     } catch (const std::exception& error) {
         wrong = reason_of(error);
     }
+    const Clock::time_point begin = Clock::now();
     Ranks ranks(launch, Patience(options));
+    double connecting = seconds_since(begin);
     std::optional<int> done;
     ranks.together("options", [&] {
         if (!wrong.empty()) fail(wrong);
@@ -515,9 +531,11 @@ int run_program(int argc, char** argv) {
         check_collectives(options.devices);
         return run_ranks(options.devices, argv, options.collective_timeout + 5);
     }
+    const Clock::time_point meeting = Clock::now();
     ranks.connect_devices(end_abandoned);
+    connecting += seconds_since(meeting);
     try {
-        return run_training(argv[0], options, ranks);
+        return run_training(argv[0], options, ranks, connecting);
     } catch (const AgreedError&) {
         throw;
     } catch (...) {

@@ -1,10 +1,10 @@
 #include "train/peak.h"
 
 #include <algorithm>
-#include <chrono>
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "core/clock.h"
 #include "ops/operations.h"
 #include "platform/stream.h"
 #include "platform/threads.h"
@@ -12,11 +12,6 @@
 
 namespace llamac {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point begin) {
-    return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 double measured_flops() {
     constexpr int64_t n = 1024;

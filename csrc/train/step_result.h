@@ -23,4 +23,14 @@ struct StepResult {
     std::vector<Saturated> saturated = {};  // of tensors with any
 };
 
+// Seconds of the parts of a start.
+struct StartTimes {
+    double ranks = 0;       // until they are connected
+    double weights = 0;     // to draw or load them, with the rest of a checkpoint
+    double tuning = 0;      // of matrix products, in the first step
+    double graphs = 0;      // to capture them, in the first two or three steps
+    double first_step = 0;  // tuning included
+    double total = 0;       // from the start of the program to the end of the first step
+};
+
 }  // namespace llamac

@@ -11,6 +11,7 @@
 #include "checkpoint/config_json.h"
 #include "checkpoint/resume.h"
 #include "checkpoint/weights.h"
+#include "core/clock.h"
 #include "core/folder.h"
 #include "core/library_gemm.h"
 #include "core/words.h"
@@ -236,6 +237,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
                              model.fp8 ? model.fp8->slots : 0);
     while (ends.size() <= buffers.size()) ends.emplace_back();
     warn(take_gemm_choices(model.gemms, o));
+    const Clock::time_point begin = Clock::now();
     const ResumePoint point = find_resume_point(o, ranks);
     resumed_from = point.directory;
     for (const DamagedName& each : point.damaged) {
@@ -246,6 +248,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
         resume(*this, *point.manifest);
     else
         set_initial_weights(*this);
+    start.weights = seconds_since(begin);
     finished = step;
     tokenizer_files = read_tokenizer_files(o.model, data.tokenizer ? parent_of(data.tokenizer->path) : "",
                                            data.train && data.train->is_packed);
@@ -286,7 +289,9 @@ bool Trainer::is_verified(int64_t number) const {
 void Trainer::launch(CapturedGraph& r) {
     const bool settled = is_settled(model);
     if (replays && r.settled && settled && !model.context.observer) {
+        const Clock::time_point begin = Clock::now();
         if (!r.graph) r.graph.emplace(model.stream.handle, r.work);
+        start.graphs += seconds_since(begin);
         return r.graph->replay();
     }
     r.work();
@@ -395,6 +400,7 @@ void Trainer::start_step(const Fill& fill, std::optional<int64_t> counted) {
     if (verified) verifier->end(b.hashes.data);
     end_of(step + 1).record(model.stream.handle);
     step++;
+    if (first) start.tuning = model.gemms.tuning_seconds;
     if (first && ranks.is_first()) keep_gemm_choices(model.gemms, options);
 }
 

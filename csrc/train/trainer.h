@@ -41,6 +41,7 @@ struct Trainer {
     std::string resumed_from;                    // a checkpoint, or ""
     std::vector<std::string> damaged;  // names of checkpoints in --out that --resume auto passed over
     int64_t step = 0;                  // steps started
+    StartTimes start;                  // total: the caller's
 
     // Called after each micro-batch, batch of validation or evaluation, and token of a sample. If it throws, the current
     // call is abandoned; of an optimizer step nothing remains.
@@ -60,6 +61,8 @@ struct Trainer {
     using Fill = std::function<void(int64_t micro, int32_t* tokens, int32_t* targets)>;
     void start_step(const Fill& fill = {}, std::optional<int64_t> counted = {});
     int64_t in_flight() const { return step - finished; }
+    // Whether later steps replay what is captured, or nothing is captured.
+    bool has_started() const { return !replays || optimizer.graph; }
     // Waits for the oldest step in flight. Throws Error if it was verified and a result differs.
     StepResult finish_step();
 

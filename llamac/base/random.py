@@ -54,8 +54,8 @@ def uniform(seed: int, step: int, stream: int, n: int, start: int = 0) -> np.nda
 
 
 def _pairs(lib, u):
-    """Standard normal numbers of uniform ones, numpy's or torch's (`lib`): float64[2n] of float64[2n]. Products
-    and sums are rounded one by one, as in C, whose source says how the series are found.
+    """Standard normal numbers of uniform ones, numpy's or torch's (`lib`): float64[2n] of float64[2n].
+    Products and sums are rounded one by one, as in C, whose source says how the series are found.
     """
     m, e = lib.frexp(u[0::2])
     small = m < 0.70710678118654752

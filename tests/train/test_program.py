@@ -55,6 +55,11 @@ def test_run_and_its_log(train, data, tmp_path):
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.5
     keys = {e["event"]: list(e) for e in timed_events(out)}
     assert (keys["step"], keys["run"]) == (STEP_KEYS + ["device"] * ("device" in steps[0]), RUN_KEYS)
+    (start,) = events(out, "startup")
+    assert list(start)[1:] == ["ranks", "weights", "tuning", "graphs", "first_step", "total"]
+    assert start["first_step"] == pytest.approx(steps[0]["ms"] / 1e3) and start["weights"] > 0
+    assert start["weights"] + start["first_step"] < start["total"] < 60
+    assert f"start: {start['total']:.1f} s to the end of the first step" in result.stdout
     (run,) = events(out, "run")
     assert (run["host"], run["version"]) == (socket.gethostname(), __version__) and run["commit"]
     assert (run["origin"], run["from"]) == ("fresh", None)
@@ -89,7 +94,7 @@ def test_samples_begin_with_a_prompt(train, data, tmp_path):
     (ours,) = events(tmp_path / "c", "sample")
     assert ours["text"].startswith("3 1 41 ") and len(ours["text"].split()) == 3 + 6
     kinds = [e["event"] for e in timed_events(tmp_path / "c")]
-    assert set(kinds) == {"run", "start", "step", "val", "sample", "checkpoint"}
+    assert set(kinds) == {"run", "start", "startup", "step", "val", "sample", "checkpoint"}
     train(*flags(data, tmp_path / "plain", **extra))
     plain = events(tmp_path / "plain", "sample")[0]["text"].split()
     assert len(plain) == 6 and plain != ours["text"].split()[3:]
