@@ -24,7 +24,7 @@ MODEL = str(ROOT / "tests/models/tied-gqa.json")
 V, T = 97, 16
 # Of events in log.jsonl.
 RUN_KEYS = ["event", "time", "host", "device", "version", "commit", "origin", "from", "parameters",
-            "ranks", "tokens_per_step"]  # fmt: skip
+            "ranks", "tokens_per_step", "tokens_per_epoch"]  # fmt: skip
 STEP_KEYS = ["event", "time", "step", "loss", "grad_norm", "lr", "ms", "tokens_per_s", "tflops", "mfu",
              "gpu_mem_gib", "gpu_percent", "rss_gib", "system_mem_gib", "cpu_percent"]  # fmt: skip
 

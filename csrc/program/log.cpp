@@ -83,7 +83,23 @@ ordered_json known(const Sensors& s) {
     return object;
 }
 
+ordered_json fields_of(const Usage& usage) {
+    ordered_json fields = {{"gpu_mem_gib", usage.gpu_mem_gib},
+                           {"gpu_percent", usage.gpu_percent},
+                           {"rss_gib", usage.rss_gib},
+                           {"system_mem_gib", usage.system_mem_gib},
+                           {"cpu_percent", usage.cpu_percent}};
+    if (const ordered_json device = known(usage.sensors); !device.empty()) fields["device"] = device;
+    return fields;
+}
+
 }  // namespace
+
+std::string usage_text(const Usage& usage) {
+    ordered_json fields = {{"host", host_name()}};
+    fields.update(fields_of(usage));
+    return json_line(fields);
+}
 
 // For PIPE_BUF bytes of a pipe. A signal ends the wait: the run has better things to do then.
 bool Console::has_room(int descriptor, int milliseconds) const {
@@ -230,7 +246,8 @@ void Log::describe_run(const std::string& device, int64_t parameters, int64_t ra
            {"from", from},
            {"parameters", parameters},
            {"ranks", ranks},
-           {"tokens_per_step", static_cast<int64_t>(run.tokens_per_step)}});
+           {"tokens_per_step", static_cast<int64_t>(run.tokens_per_step)},
+           {"tokens_per_epoch", run.tokens_per_epoch}});
 }
 
 void Log::start(const ordered_json& config) {
@@ -282,22 +299,12 @@ void Log::step(const StepResult& r, const Usage& usage) {
     if (!run.gpu && run.peak_flops > 0) run.peak_flops = std::max(run.peak_flops, flops);
     ordered_json mfu;  // null where the peak is not known
     if (run.peak_flops > 0) mfu = flops / run.peak_flops;
-    ordered_json fields = {{"event", "step"},
-                           {"step", r.step},
-                           {"loss", r.loss},
-                           {"grad_norm", r.grad_norm},
-                           {"lr", r.lr},
-                           {"ms", r.ms},
-                           {"tokens_per_s", speed},
-                           {"tflops", flops / 1e12},
-                           {"mfu", mfu},
-                           {"gpu_mem_gib", usage.gpu_mem_gib},
-                           {"gpu_percent", usage.gpu_percent},
-                           {"rss_gib", usage.rss_gib},
-                           {"system_mem_gib", usage.system_mem_gib},
-                           {"cpu_percent", usage.cpu_percent}};
+    ordered_json fields = {
+        {"event", "step"}, {"step", r.step}, {"loss", r.loss},        {"grad_norm", r.grad_norm},
+        {"lr", r.lr},      {"ms", r.ms},     {"tokens_per_s", speed}, {"tflops", flops / 1e12},
+        {"mfu", mfu}};
+    fields.update(fields_of(usage));
     if (r.skipped) fields["skipped"] = true;
-    if (const ordered_json device = known(usage.sensors); !device.empty()) fields["device"] = device;
     event(fields);
     count_usage(usage, r.ms);
     count_saturated(r);
@@ -313,6 +320,12 @@ void Log::step(const StepResult& r, const Usage& usage) {
                     format("%.1f", 100 * flops / run.peak_flops), format("%.2f", memory), duration(left)}) +
           (r.skipped ? "  skipped" : ""));
     saturated();
+}
+
+void Log::ranks(int64_t step, const std::vector<std::string>& usages) {
+    ordered_json all = ordered_json::array();
+    for (const std::string& usage : usages) all.push_back(ordered_json::parse(usage));
+    event({{"event", "ranks"}, {"step", step}, {"ranks", all}});
 }
 
 void Log::count_saturated(const StepResult& r) {
@@ -368,8 +381,10 @@ void Log::spike(int64_t step, const Spike& s) {
                       s.allowed));
 }
 
-void Log::val(int64_t step, double loss) {
-    event({{"event", "val"}, {"step", step}, {"loss", loss}});
+void Log::val(int64_t step, double loss, double bytes_per_target) {
+    ordered_json fields = {{"event", "val"}, {"step", step}, {"loss", loss}};
+    if (!std::isnan(bytes_per_target)) fields["bits_per_byte"] = loss / std::log(2.0) / bytes_per_target;
+    event(fields);
     note(step, format("%8.4f  validation", loss));
 }
 

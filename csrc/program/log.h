@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "platform/usage.h"
 #include "program/spikes.h"
@@ -36,9 +37,10 @@ struct RunShape {
     int64_t steps = 0;           // the last step's number
     double tokens_per_step = 0;  // over all devices
     double flops_per_token = 0;
-    double peak_flops = 0;  // per second, of all devices together; 0: not known, no "% of peak"
-    bool gpu = false;       // TFLOP/s on the console, else GFLOP/s
-    int64_t log_every = 1;  // steps per line on the console, besides the first and the last one
+    double peak_flops = 0;         // per second, of all devices together; 0: not known, no "% of peak"
+    bool gpu = false;              // TFLOP/s on the console, else GFLOP/s
+    int64_t log_every = 1;         // steps per line on the console, besides the first and the last one
+    int64_t tokens_per_epoch = 0;  // of the training data
 };
 
 // The origin of a run's weights.
@@ -69,10 +71,13 @@ struct Log {
     void startup(const StartTimes& seconds);
     // Saturated values are an event and, beyond max_saturated, a line; both only for steps with a line on the console.
     void step(const StepResult& result, const Usage& usage = {});
+    // The event of all ranks' use of resources: usage_text() of each.
+    void ranks(int64_t step, const std::vector<std::string>& usages);
     // The event of saturated values since the last one.
     void saturated();
     void spike(int64_t step, const Spike& spike);
-    void val(int64_t step, double loss);
+    // bytes_per_target: of text, for bits per byte; NaN: not known.
+    void val(int64_t step, double loss, double bytes_per_target = Sensors::not_known);
     void evaluation(int64_t step, const Score& score);
     void sample(int64_t step, const std::string& text);  // any bytes; invalid UTF-8 becomes U+FFFD
     // pause_ms: the pause of training.
@@ -114,6 +119,8 @@ struct Log {
 // The share of a tensor's values beyond fp8's largest that the console warns of.
 constexpr double max_saturated = 1e-3;
 
+// This process's host and use of resources, as JSON.
+std::string usage_text(const Usage& usage);
 // "12 s", "3:05", "7:02:05".
 std::string duration(double seconds);
 // 1234567 as "1,234,567".

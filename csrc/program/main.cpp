@@ -127,9 +127,10 @@ struct Loop {
     Profile profile;
     UsageMeter usage = {};
     SpikeDetector spikes = {};
-    int64_t skipped = 0;  // steps in a row
-    std::string saved;    // the newest checkpoint; "": there is none
-    int64_t saved_step;   // of it, or the first one
+    int64_t skipped = 0;                     // steps in a row
+    std::optional<double> bytes_per_target;  // of the validation data
+    std::string saved;                       // the newest checkpoint; "": there is none
+    int64_t saved_step;                      // of it, or the first one
     bool start_is_logged = false;
     bool sound = true;                           // the weights; and the disk, as far as is known
     int ended_by = 0;                            // a signal to any rank
@@ -218,7 +219,10 @@ struct Loop {
         watchdog.begins("validation at step", t.step);
         if (!t.data.val) return;
         const double loss = llamac::validate(t);
-        t.ranks.together("log", [&] { log.val(t.step, loss); });
+        t.ranks.together("log", [&] {
+            if (!bytes_per_target) bytes_per_target = validation_bytes_per_target(t);
+            log.val(t.step, loss, *bytes_per_target);
+        });
     }
 
     void evaluate() {
@@ -284,6 +288,12 @@ struct Loop {
         start_is_logged = true;
         log.startup(t.start);
     }
+    // About 100 times per run, so that the log of many ranks stays small.
+    void log_ranks(int64_t step) {
+        if (t.ranks.count == 1 || !is_due(std::max<int64_t>(1, t.options.steps / 100), step)) return;
+        const std::vector<std::string> usages = t.ranks.gather("usage", usage_text(usage.read()));
+        t.ranks.together("log", [&] { log.ranks(step, usages); });
+    }
 
     void finish(int64_t in_flight) {
         while (t.in_flight() > in_flight) {
@@ -299,6 +309,7 @@ struct Loop {
                 log.step(r, usage.read());
                 log_start(r);
             });
+            log_ranks(r.step);
             if (finite)
                 for (const Spike& spike : spikes.add(r.loss, r.grad_norm))
                     t.ranks.together("log", [&] { log.spike(r.step, spike); });
@@ -442,7 +453,8 @@ int run_training(const std::string& program, const Options& options, const Ranks
                          flops_per_token(t.config, options.seq_len),
                          peak_flops(t.model.options.precision.weights) * static_cast<double>(ranks.count),
                          t.model.context.backend == Backend::device,
-                         options.log_every.value_or(std::max<int64_t>(1, (options.steps + 99) / 100))};
+                         options.log_every.value_or(std::max<int64_t>(1, (options.steps + 99) / 100)),
+                         t.data.train ? t.data.train->sequences * options.seq_len : 0};
     std::optional<Log> opened;
     ranks.together("log",
                    [&] { opened.emplace(ranks.is_first() ? options.out : "", shape, console_of(ranks)); });

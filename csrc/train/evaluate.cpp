@@ -1,6 +1,7 @@
 #include "train/evaluate.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "platform/ranges.h"
 #include "train/sample.h"
@@ -59,6 +60,25 @@ double validate(Trainer& t) {
             fail(options.val_data, ": validation: expected a target that counts, found none");
         });
     return sum / rows;
+}
+
+double validation_bytes_per_target(const Trainer& t) {
+    if (!t.data.val || !t.data.tokenizer) return std::numeric_limits<double>::quiet_NaN();
+    const Loader& data = *t.data.val;
+    const std::vector<std::string>& tokens = t.data.tokenizer->tokens;
+    std::vector<int32_t> inputs(static_cast<size_t>(t.options.batch_size * t.options.seq_len)),
+        targets = inputs;
+    double bytes = 0, counted = 0;
+    for (int64_t i = 0; i < data.validation_batches(t.options.val_steps); i++) {
+        data.validation_batch(i, inputs.data(), targets.data());
+        for (const int32_t target : targets) {
+            if (target == ignore_index) continue;
+            counted++;
+            const auto id = static_cast<size_t>(target);
+            if (id < tokens.size()) bytes += static_cast<double>(tokens[id].size());
+        }
+    }
+    return bytes / counted;
 }
 
 double mean_loss_of(Trainer& t, int64_t rows, int64_t T, const FillRows& fill) {

@@ -11,6 +11,8 @@ namespace llamac {
 
 // Mean loss over the validation batches. Throws Error without validation data.
 double validate(Trainer& t);
+// Bytes of text per target that counts, over the validation batches; NaN without a tokenizer.
+double validation_bytes_per_target(const Trainer& t);
 // Mean loss over rows of T tokens, --batch-size rows at a time: fill writes tokens and targets [count,T] of the rows from
 // `first` on.
 using FillRows = std::function<void(int64_t first, int64_t count, int32_t* tokens, int32_t* targets)>;

@@ -140,7 +140,7 @@ TEST(check_log) {
     check(grouped(1234567) == "1,234,567" && grouped(-123456) == "-123,456" && grouped(123456) == "123,456");
 }
 
-// Steps that are skipped, spikes, and what the device's driver says, each only where there is something to say.
+// Skipped steps, spikes, readings of the device's driver, bits per byte, ranks: each only where there is something to log.
 TEST(check_divergence) {
     const std::string out = fresh_folder("divergence");
     std::FILE* console = std::tmpfile();
@@ -151,6 +151,8 @@ TEST(check_divergence) {
         log.step({1, NAN, 1.5, 1e-3, 1000.0, true}, usage);
         log.step({2, 8.0, 1.5, 1e-3, 1000.0, false});
         log.spike(2, {"loss", 8.0, 3.0, 3.5});
+        log.val(2, 8.0, 2.0);
+        log.ranks(2, {usage_text(usage), usage_text({})});
     }
     std::fclose(console);
     const auto events = events_of(out + "/log.jsonl");
@@ -163,6 +165,11 @@ TEST(check_divergence) {
                             {"found", 8.0},
                             {"expected", 3.0},
                             {"allowed", 3.5}});
+    check(std::abs(events[3]["bits_per_byte"].get<double>() - 4 / std::log(2.0)) < 1e-12, "bits per byte");
+    const json& ranks = events[4]["ranks"];
+    check(ranks.size() == 2 && ranks[0]["device"] == events[0]["device"] && !ranks[1].contains("device") &&
+              ranks[0]["cpu_percent"] == 0.0 && ranks[1]["host"] == ranks[0]["host"],
+          "readings of each rank");
 }
 
 // With one line per two steps: counts of both, and the console warns of what is beyond its limit.

@@ -34,6 +34,8 @@ from run import (
 from llamac import __version__, reference
 from llamac.base import random
 from llamac.data import read_bin, write_bin
+from llamac.data.vocabulary import Vocabulary
+from llamac.data.vocabulary import write as write_vocabulary
 from llamac.model.config import load_config
 from llamac.report import plot
 from llamac.training.weights import load_weights
@@ -64,6 +66,7 @@ def test_run_and_its_log(train, data, tmp_path):
     assert (run["host"], run["version"]) == (socket.gethostname(), __version__) and run["commit"]
     assert (run["origin"], run["from"]) == ("fresh", None)
     assert run["parameters"] == load_config(MODEL).num_parameters() and run["tokens_per_step"] == 4 * T
+    assert run["tokens_per_epoch"] == 2 * (2499 // T * T)
     assert [e["step"] for e in events(out, "val")] == list(range(0, 41, 4))
     assert [e["step"] for e in events(out, "sample")] == [20, 40]
     assert sorted(p.name for p in out.glob("step_*")) == ["step_000036", "step_000040"]
@@ -126,6 +129,16 @@ def test_a_terminal_of_80_columns(build, data, tmp_path, words):
     if words.startswith("--profile"):
         assert "\nstep      loss  grad norm  " in shown and "/s  % of peak  mem GiB  time left\n" in shown
         assert "\nmemory   " in shown and "\nidle    " in shown and "\nllamac report out\n" in shown
+
+
+def test_bits_per_byte(train, data, tmp_path):
+    """Of the text of the targets; token k has k + 1 bytes."""
+    tokens = [b"x" * (k + 1) for k in range(V)]
+    write_vocabulary(tmp_path / "tokenizer.vocab", Vocabulary(tokens, 0))
+    train(*flags(data, tmp_path / "out", steps=0, tokenizer=tmp_path / "tokenizer.vocab"))
+    (found,) = events(tmp_path / "out", "val")
+    targets = read_bin(data / "val_000.bin").tokens[1 : 2 * 4 * T + 1]
+    assert found["bits_per_byte"] == pytest.approx(found["loss"] / np.log(2) / (targets + 1.0).mean())
 
 
 def test_no_steps_validate_and_end(train, data, tmp_path):
