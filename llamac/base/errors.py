@@ -32,14 +32,13 @@ def printable(text: str, kept: str = "\n\t") -> str:
     return CONTROL.sub(escape, text)
 
 
-def requires(module: str, what: str, install: str = "") -> Any:
+def requires(module: str, what: str) -> Any:
     """An optional library. Raises InputError that says how to install it."""
     try:
         return import_module(module)
     except ImportError:
         name = module.split(".")[0]
-        how = f"pip install {install or name}"
-        raise InputError(f"{what} needs {name}, which is not installed: {how}") from None
+        raise InputError(f"{what} needs {name}, which is not installed: pip install {name}") from None
 
 
 def run(main: Callable[[], None]) -> None:

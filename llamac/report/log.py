@@ -36,7 +36,7 @@ _DEVICE = attrgetter(*DEVICE_FIELDS)
 
 def _step_type() -> Any:
     """The fields of a step's line that a report reads, with their types."""
-    msgspec = requires("msgspec", "llamac report", "'llamac[report]'")
+    msgspec = requires("msgspec", "llamac report")
     number = float | None
     device = msgspec.defstruct("Device", [(name, number, None) for name in DEVICE_FIELDS], gc=False)
     step = Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)]

@@ -14,7 +14,7 @@ _FILES = resources.files("llamac.report") / "page"
 
 def library() -> str:
     """The JavaScript of plotly.js (MIT), which the package plotly carries."""
-    return requires("plotly.offline", "a page", "'llamac[report]'").get_plotlyjs()
+    return requires("plotly.offline", "a page").get_plotlyjs()
 
 
 def _script_safe(text: str) -> str:

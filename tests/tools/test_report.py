@@ -3,6 +3,7 @@ page in a browser: test_report_page.py."""
 
 import json
 import math
+import re
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from launch import needs
 from report_logs import HOSTILE, a_run, run_event, start_event, step_event, write
-from run import flags
+from run import ROOT, flags
 
 from llamac.base.errors import InputError
 from llamac.report import command as program
@@ -291,8 +292,8 @@ def test_the_command(tmp_path, monkeypatch, capsys, library):
 @pytest.mark.parametrize(
     ("module", "arguments", "expected"),
     [
-        ("plotly", [], "a page needs plotly, which is not installed: pip install 'llamac[report]'"),
-        ("msgspec", [], "llamac report needs msgspec, which is not installed: pip install 'llamac[report]'"),
+        ("plotly", [], "a page needs plotly, which is not installed: pip install plotly"),
+        ("msgspec", [], "llamac report needs msgspec, which is not installed: pip install msgspec"),
         ("plotly", ["--serve", "0"], "a page needs plotly, which is not installed"),
         (
             "tensorboard",
@@ -310,6 +311,14 @@ def test_missing_libraries(tmp_path, monkeypatch, module, arguments, expected):
     with pytest.raises(InputError) as error:
         program_of(monkeypatch, write(tmp_path, a_run()), *arguments)
     assert expected in str(error.value)
+
+
+def test_no_text_installs_a_package_of_our_name():
+    """PyPI has no llamac: anybody could take the name."""
+    folders = [ROOT / name for name in ("llamac", "csrc", "dev", "docs")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    wrong = re.compile(rb"llamac\[|pip install '?llamac")
+    assert not [path for path in [ROOT / "README.md", *files] if wrong.search(path.read_bytes())]
 
 
 # Serving
