@@ -8,6 +8,7 @@ from llamac.base.arguments import Parser, check_least
 from llamac.base.files import write_text
 from llamac.report import content, export, page, serve, validation
 from llamac.report.log import read
+from llamac.report.plot import labels
 
 
 def _arguments() -> argparse.Namespace:
@@ -42,7 +43,7 @@ def main() -> None:
     if sys.argv[1:2] == ["validation"]:
         return validation.main(sys.argv[2:])
     args = _arguments()
-    runs = dict(zip(content.labels(args.out), map(read, args.out)))
+    runs = dict(zip(labels(args.out), map(read, args.out)))
     if args.tensorboard or args.wandb or args.mlflow:
         export.export(runs, args)
         return

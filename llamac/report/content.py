@@ -55,17 +55,6 @@ def duration(seconds: float) -> str:
     return minutes if whole < 3600 else f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
-def labels(outs: list[str]) -> list[str]:
-    """The shortest distinct ends of the paths; where the same one is named twice, with a number."""
-    paths = [Path(out).resolve() for out in outs]
-    parts = [[part for part in path.parts if part not in ("/", "log.jsonl")] or ["run"] for path in paths]
-    for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-length:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{'/'.join(part)} ({k})" for k, part in enumerate(parts, 1)]
-
-
 def _run(label: str, log: RunLog) -> dict:
     step = log.columns["step"]
     curves, missing = {}, []

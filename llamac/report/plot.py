@@ -2,7 +2,8 @@
 
 import io
 import math
-from itertools import cycle
+from collections.abc import Sequence
+from itertools import cycle, product
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,14 @@ import numpy as np
 from llamac.base.arguments import Parser
 from llamac.base.errors import InputError
 from llamac.base.log import read_log
-from llamac.report.reduce import smooth
+from llamac.report.reduce import difference, smooth
 
 # The palette of every picture and of the page of llamac.report. Any two differ for the color-blind, too:
 # test_plot.py. The first is llamac's.
 COLORS = ("#0072b2", "#d55e00", "#6b7280", "#56b4e9", "#ccbb44", "#7a1f2b", "#f4a6c0")
 _BLUE, _ORANGE, _GREY = COLORS[:3]
+# Of the curves of a panel: no two look the same.
+_LOOKS = [{"linestyle": dash, "color": color} for dash, color in product(("-", "--", ":"), COLORS)]
 WIDTH = 7.0  # inches. With this size of type, a picture at half its width can still be read.
 STYLE = {
     "font.size": 11,
@@ -85,9 +88,10 @@ def draw(events: list[dict], path: Path) -> None:
             more[0].plot(*shares, ".", color=_GREY, markersize=3)
             more[0].set_ylabel("saturated\nshare")
             more[0].set_yscale("log")
-        for task, color in zip(tasks, cycle(COLORS)):
+        for task, look in zip(tasks, cycle(_LOOKS)):
             of = [e for e in events if e.get("event") == "evaluation" and (e.get("task") or "") == task]
-            more[-1].plot(*series(of, "evaluation", "accuracy"), "o-", color=color, markersize=3, label=task)
+            accuracies = series(of, "evaluation", "accuracy")
+            more[-1].plot(*accuracies, marker="o", markersize=3, label=task, **look)
             more[-1].set_ylabel("accuracy")
             # Above the panel, which is too low to have room beside its curves.
             more[-1].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderpad=0)
@@ -99,24 +103,44 @@ def draw(events: list[dict], path: Path) -> None:
 
 
 def draw_beside(runs: dict[str, list[dict]], path: Path) -> None:
-    """The losses of several runs in one panel: training smoothed and thin, validation with points. A PNG."""
+    """The losses of several runs, and their differences to the first one's: training smoothed and thin,
+    validation with points. A PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    def add(panel, training, validation, look: dict, label: str | None = None) -> None:
+        panel.plot(training[0], smooth(np.array(training[1])), alpha=0.5, linewidth=1, **look)
+        panel.plot(*validation, marker="o", markersize=4, label=label, **look)
+
+    losses = {n: (series(e, "step", "loss"), series(e, "val", "loss")) for n, e in runs.items()}
+    first, *others = losses
+    differences = {n: [difference(*both) for both in zip(losses[n], losses[first])] for n in others}
+    panels = 1 + any(steps.size for found in differences.values() for steps, _ in found)
+    looks = dict(zip(runs, cycle(_LOOKS)))
     with plt.rc_context(STYLE):
-        figure, panel = plt.subplots(figsize=(WIDTH, 4), layout="constrained")
-        for (name, events), color in zip(runs.items(), cycle(COLORS)):
-            steps, losses = series(events, "step", "loss")
-            panel.plot(steps, smooth(np.array(losses)), color=color, alpha=0.5, linewidth=1)
-            val_steps, val_losses = series(events, "val", "loss")
-            last = f", {val_losses[-1]:.4f}" if val_losses else ""
-            panel.plot(val_steps, val_losses, "o-", color=color, markersize=4, label=name + last)
-        panel.set_xlabel("step")
-        panel.set_ylabel("loss (nats per token)")
-        panel.set_title(_title(next(iter(runs.values()))).split("\n")[0], loc="left", parse_math=False)
-        panel.legend(title="validation, last")
+        figure, axes = plt.subplots(
+            panels,
+            1,
+            figsize=(WIDTH, 2.4 + 1.6 * panels + 0.1 * len(runs)),
+            sharex=True,
+            squeeze=False,
+            height_ratios=(2, 1)[:panels],
+            layout="constrained",
+        )
+        top, bottom = axes[0][0], axes[-1][0]
+        for name, (training, validation) in losses.items():
+            last = f", {validation[1][-1]:.4f}" if validation[1] else ""
+            add(top, training, validation, looks[name], name + last)
+        top.set_ylabel("loss (nats per token)")
+        titles = {_title(events).split("\n")[0] for events in runs.values()}
+        top.set_title(titles.pop() if len(titles) == 1 else "", loc="left", parse_math=False)
+        for name, of_name in differences.items() if panels > 1 else ():
+            add(bottom, of_name[0], of_name[1], looks[name])
+            bottom.set_ylabel(f"minus that of\n{first}", parse_math=False)
+        bottom.set_xlabel("step")
+        figure.legend(title="validation, last", loc="outside lower left", ncols=3, alignment="left")
         save(figure, path)
         plt.close(figure)
 
@@ -159,6 +183,17 @@ def _title(events: list[dict]) -> str:
     return "\n".join(filter(None, lines))
 
 
+def labels(outs: Sequence[str | Path]) -> list[str]:
+    """The shortest distinct ends of the paths; where the same one is named twice, with a number."""
+    paths = [Path(out).resolve() for out in outs]
+    parts = [[part for part in path.parts if part not in ("/", "log.jsonl")] or ["run"] for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{'/'.join(part)} ({k})" for k, part in enumerate(parts, 1)]
+
+
 def _steps_of(out: Path) -> list[dict]:
     events = read_log(out / "log.jsonl")
     if not any(e.get("event") == "step" for e in events):
@@ -174,7 +209,7 @@ def main() -> None:
     if len(options.out) > 1:
         if not options.to:
             parser.error("several runs: expected --to PNG, found none")
-        draw_beside({out.name: _steps_of(out) for out in options.out}, options.to)
+        draw_beside(dict(zip(labels(options.out), map(_steps_of, options.out))), options.to)
     else:
         options.to = options.to or options.out[0] / "loss.png"
         draw(_steps_of(options.out[0]), options.to)

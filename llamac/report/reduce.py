@@ -1,9 +1,11 @@
 """Few points for long curves: smoothing, and a reduction that keeps extremes."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
+Curve = tuple[Sequence[float] | np.ndarray, Sequence[float] | np.ndarray]  # steps, values
 MOST_POINTS = 2000  # more than a chart has pixels across
 
 
@@ -40,6 +42,21 @@ def kept(values: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
     return np.unique(np.minimum(chosen, n - 1))
 
 
+def stretches(values: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
+    """The mean of the finite values in each of at most `most` stretches of equal length."""
+    begins = np.arange(0, values.size, math.ceil(values.size / most))
+    known = np.isfinite(values)
+    sums = np.add.reduceat(np.where(known, values, 0.0), begins)
+    counts = np.add.reduceat(known.astype(int), begins)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
 def rounded(values: np.ndarray, digits: int = 6) -> list[float | None]:
     """For JSON: so many significant digits, NaN as null."""
     return [None if math.isnan(v) else float(f"{v:.{digits}g}") for v in values.tolist()]
+
+
+def difference(of: Curve, minus: Curve) -> tuple[np.ndarray, np.ndarray]:
+    """The steps that two curves have in common, and the first one's values minus the second one's."""
+    steps, mine, other = np.intersect1d(of[0], minus[0], return_indices=True)
+    return steps, np.asarray(of[1], float)[mine] - np.asarray(minus[1], float)[other]

@@ -203,13 +203,44 @@ def test_the_pictures_of_the_documentation(drawn, kind):
     assert (ROOT / f"docs/images/{kind}.png").stat().st_size < 100_000
 
 
-def test_several_runs_in_one_picture(tmp_path):
-    for name, loss in (("bf16", 2.0), ("fp8", 2.1)):
-        (tmp_path / name).mkdir()
-        events = [{"event": "step", "step": k, "loss": loss + 1 / k} for k in range(1, 5)]
-        events += [{"event": "val", "step": 4, "loss": loss}]
-        (tmp_path / name / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
-    command = ["plot", tmp_path / "bf16", tmp_path / "fp8"]
-    run_llamac(*command, "--to", tmp_path / "both.png")
-    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
-    assert "expected --to PNG" in run_llamac(*command, code=2).stderr
+def losses(folder, loss: float, steps: int = 4, validation: bool = True) -> None:
+    folder.mkdir(parents=True)
+    events = [{"event": "step", "step": k, "loss": loss + 1 / k} for k in range(1, steps + 1)]
+    events += [{"event": "val", "step": steps, "loss": loss}] if validation else []
+    (folder / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+
+
+def looks(lines) -> set[tuple]:
+    return {(line.get_color(), line.get_linestyle()) for line in lines}
+
+
+def test_several_runs_in_one_picture(tmp_path, monkeypatch):
+    """Each has its name and a look of its own, and its difference to the first."""
+    outs = [tmp_path / f"{k}/out" for k in range(10)]
+    for k, out in enumerate(outs):
+        losses(out, 2 + 0.1 * k, validation=k != 3)
+    figures = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    monkeypatch.setattr("sys.argv", ["plot", *map(str, outs), "--to", str(tmp_path / "all.png")])
+    plot.main()
+    (figure,) = figures
+    top, bottom = figure.axes
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names[:2] == ["0/out, 2.0000", "1/out, 2.1000"] and names[3] == "3/out" and len(names) == 10
+    assert len(looks(top.lines)) == 10 and len(looks(bottom.lines)) == 9
+    assert bottom.lines[0].get_ydata() == pytest.approx([0.1] * 4) and "0/out" in bottom.get_ylabel()
+    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+    error = run_llamac("plot", *outs[:2], code=2).stderr
+    monkeypatch.undo()
+    pyplot.close("all")
+    assert "expected --to PNG" in error
+
+
+def test_ten_tasks_look_different(tmp_path, monkeypatch):
+    events = [{"event": "evaluation", "step": 1, "task": f"task{k}", "accuracy": 0.1 * k} for k in range(10)]
+    figures = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    plot.draw([{"event": "step", "step": 1, "loss": 2.0, "lr": 1e-3}, *events], tmp_path / "loss.png")
+    monkeypatch.undo()
+    assert len(looks(figures[0].axes[-1].lines)) == 10
+    pyplot.close("all")

@@ -22,6 +22,7 @@ from llamac.base.errors import InputError
 from llamac.report import command as program
 from llamac.report import content, metrics, page, serve
 from llamac.report.log import RunLog, read, spread
+from llamac.report.plot import labels
 from llamac.report.reduce import kept, rounded
 
 # Reading
@@ -200,10 +201,10 @@ def test_differences(tmp_path):
 
 
 def test_labels():
-    assert content.labels(["out/a", "out/b/"]) == ["a", "b"]
-    assert content.labels(["x/out", "y/out/log.jsonl"]) == ["x/out", "y/out"]
-    assert content.labels([".", "..", "/"]) == [Path.cwd().name, Path.cwd().parent.name or "run", "run"]
-    first, second = content.labels(["out", "out"])
+    assert labels(["out/a", "out/b/"]) == ["a", "b"]
+    assert labels(["x/out", "y/out/log.jsonl"]) == ["x/out", "y/out"]
+    assert labels([".", "..", "/"]) == [Path.cwd().name, Path.cwd().parent.name or "run", "run"]
+    first, second = labels(["out", "out"])
     assert first.endswith("/out (1)") and second.endswith("/out (2)")
 
 
