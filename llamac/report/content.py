@@ -1,19 +1,17 @@
 """The content of a report as JSON: curves, samples, events, configuration, differences."""
 
 import json
-import math
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from llamac import __version__
 from llamac.base.log import is_number
-from llamac.report.log import RunLog, points, spread
-from llamac.report.plot import short
+from llamac.report.log import NOT_FLAGS, RunLog, points, spread
 from llamac.report.profile import picture
-from llamac.report.reduce import kept, rounded, smooth
+from llamac.report.reduce import Curve, difference, kept, rounded, stretches
+from llamac.report.summary import live, rank_events, readings_of, summary
 
 # Of each curve: the log's field, and why a log may not have it.
 CURVES = {
@@ -33,29 +31,32 @@ CURVES = {
 }
 _SMOOTHED = CURVES.keys() - {"lr", "gpu_mem_gib", "rss_gib", "system_mem_gib"}
 _PERCENT = ("mfu",)  # logged as a share
-_MOST_SAMPLES, _MOST_TEXT, _MOST_EVENTS, _MOST_RUNS_EVENTS = 12, 4000, 100, 100
+# Of each rank.
+RANK_READINGS = (
+    "device.clock_mhz",
+    "device.celsius",
+    "device.watts",
+    "gpu_percent",
+    "gpu_mem_gib",
+    "cpu_percent",
+    "rss_gib",
+)
+_MOST_SAMPLES, _MOST_TEXT, _MOST_EVENTS, _MOST_RUNS_EVENTS, _MOST_READINGS = 12, 4000, 100, 100, 100
 
 
 def report(runs: dict[str, RunLog]) -> dict:
     """The whole content, by the label of each run."""
+    first = next(iter(runs.values()))
     return {
         "generated": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": __version__,
-        "runs": [_run(label, log) for label, log in runs.items()],
+        "runs": [_run(label, log, None if log is first else first) for label, log in runs.items()],
         "configuration": _configuration(runs),
     }
 
 
-def duration(seconds: float) -> str:
-    """12 s, 3:05 or 7:02:05."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes = f"{whole // 60 % 60}:{whole % 60:02d}"
-    return minutes if whole < 3600 else f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-
-
-def _run(label: str, log: RunLog) -> dict:
+def _run(label: str, log: RunLog, first: RunLog | None) -> dict:
+    """first: the run whose loss is subtracted; None: none."""
     step = log.columns["step"]
     curves, missing = {}, []
     for name, (column, reason) in CURVES.items():
@@ -66,36 +67,57 @@ def _run(label: str, log: RunLog) -> dict:
             curves[name] = _curve(step, values, name in _SMOOTHED)
         elif reason:
             missing.append(reason)
-    validation = points(log.of("val"), "loss")
+    validation, evaluations = points(log.of("val"), "loss"), _evaluations(log)
     if not validation[0]:
         missing.append("validation: the run had none")
-    result: dict[str, Any] = {
+    more: dict[str, Curve] = {"validation": validation, "saturated": points(log.of("saturated"), "share")}
+    for task, rows in evaluations.items():
+        more[f"evaluation {task}"] = [row[0] for row in rows], [100 * row[1] for row in rows]
+    if first:
+        loss = difference((step, log.columns["loss"]), (first.columns["step"], first.columns["loss"]))
+        curves |= {"loss_difference": _curve(*loss, smoothed=True)} if loss[0].size else {}
+        more["validation_difference"] = difference(validation, points(first.of("val"), "loss"))
+    for name, found in more.items():
+        if len(found[0]):
+            curves[name] = _curve(np.asarray(found[0]), np.asarray(found[1]), smoothed=False)
+    profile, problem = picture(log.path.parent / "profile.json")
+    return {
         "label": label,
-        "summary": _summary(log, validation),
+        "summary": summary(log),
+        "live": live(log),
         "axis": _axis(log),
         "curves": curves,
-        "validation": validation,
-        "saturated": points(log.of("saturated"), "share"),
-        "evaluations": _evaluations(log),
+        "ranks": _ranks(log),
+        "evaluations": evaluations,
         "samples": _samples(log),
         "events": _events(log),
-        "missing": missing,
+        "profile": profile,
+        "missing": missing + ([f"profile: {problem}"] if problem else []),
     }
-    result["profile"], problem = picture(log.path.parent / "profile.json")
-    return result | ({"profile_missing": problem} if problem else {})
 
 
 def _curve(step: np.ndarray, values: np.ndarray, smoothed: bool) -> dict:
-    """Raw and smoothed points, each as steps and values."""
-
-    def reduced(of: np.ndarray) -> list[list]:
-        chosen = kept(of)
-        return [step[chosen].astype(int).tolist(), rounded(of[chosen])]
-
-    curve = {"raw": reduced(values)}
-    if smoothed and step.size > 1:
-        curve["smooth"] = reduced(smooth(values))
+    """Steps and values: the extremes and, of a smoothed curve of more points, means over equal stretches."""
+    chosen = kept(values)
+    curve = {"raw": [step[chosen].astype(int).tolist(), rounded(values[chosen])], "smoothed": smoothed}
+    if smoothed and chosen.size < values.size:
+        at, means = stretches(step), stretches(values)
+        curve["mean"] = [at.round().astype(int).tolist(), rounded(means)]
     return curve
+
+
+def _ranks(log: RunLog) -> dict | None:
+    """Readings of each rank, [step][rank], at some steps; None for one rank."""
+    events = spread(rank_events(log), _MOST_READINGS)
+    if not events:
+        return None
+    readings = {name: [rounded(readings_of(event, name)) for event in events] for name in RANK_READINGS}
+    hosts = [str(rank.get("host", "")) if isinstance(rank, dict) else "" for rank in events[-1]["ranks"]]
+    return {
+        "steps": [event["step"] for event in events],
+        "hosts": hosts,
+        "readings": {name: by_step for name, by_step in readings.items() if any(map(any, by_step))},
+    }
 
 
 def _axis(log: RunLog) -> dict:
@@ -106,41 +128,6 @@ def _axis(log: RunLog) -> dict:
     for name, values in (("tokens", log.tokens()), ("hours", log.hours())):
         axis[name] = rounded(values[chosen], 8) if np.isfinite(values).all() else []
     return axis
-
-
-def _summary(log: RunLog, validation: tuple[list[int], list[float]]) -> list[list[str]]:
-    """Names and texts of the figures above the charts."""
-    start, run = log.last("start"), log.last("run")
-    step, loss, speed = (log.columns[name] for name in ("step", "loss", "tokens_per_s"))
-    rows = [["model", Path(str(start.get("model", ""))).name]]
-    if type(run.get("parameters")) is int:
-        rows.append(["parameters", short(run["parameters"])])
-    rows.append(["device", str(run.get("device", ""))])
-    if step.size:
-        planned = start.get("steps")
-        of = f" of {planned:,}" if type(planned) is int and planned != step[-1] else ""
-        rows.append(["steps", f"{int(step[-1]):,}{of}"])
-        tokens = log.tokens()[-1]
-        if math.isfinite(tokens):
-            rows.append(["tokens", short(tokens)])
-        rows.append(["training loss", _number(smooth(loss)[-1])])
-    if validation[0]:
-        least = min(range(len(validation[0])), key=lambda k: validation[1][k])
-        rows.append(["validation loss", f"{validation[1][-1]:.4f}"])
-        if least != len(validation[0]) - 1:
-            rows.append(["best", f"{validation[1][least]:.4f} at step {validation[0][least]:,}"])
-    if np.isfinite(speed).any():
-        rows.append(["tokens/s (median)", f"{np.nanmedian(speed):,.0f}"])
-    mfu = log.columns["mfu"]
-    if np.isfinite(mfu).any():
-        rows.append(["MFU (median)", f"{100 * np.nanmedian(mfu):.1f}%"])
-    if step.size:
-        rows.append(["time in steps", duration(3600 * log.hours()[-1])])
-    return [row for row in rows if row[1]]
-
-
-def _number(value: float) -> str:
-    return f"{value:.4f}" if math.isfinite(value) else ""
 
 
 def _evaluations(log: RunLog) -> dict[str, list[list]]:
@@ -204,8 +191,7 @@ def _checkpoint_text(event: dict) -> str:
 
 def _changed(before: dict, after: dict) -> str:
     """Flags that a resumed run has other values of."""
-    ignored = {"time", "after", "event", "resume"}
-    names = [key for key in after if key not in ignored and after[key] != before.get(key)]
+    names = [key for key in after if key not in (*NOT_FLAGS, "resume") and after[key] != before.get(key)]
     changes = [f"{name}: {_text(before.get(name))} → {_text(after[name])}" for name in names]
     return f" · changed: {', '.join(changes)}" if changes else ""
 
@@ -218,9 +204,8 @@ def _configuration(runs: dict[str, RunLog]) -> list[list]:
     facts = ("device", "host", "version", "commit", "parameters", "ranks", "tokens_per_step")
     tables = []
     for log in runs.values():
-        run, start = log.last("run"), log.last("start")
-        table = {key: run[key] for key in facts if key in run}
-        tables.append(table | {k: v for k, v in start.items() if k not in ("event", "time", "after")})
+        run = log.last("run")
+        tables.append({key: run[key] for key in facts if key in run} | log.flags())
     names = list(dict.fromkeys(name for table in tables for name in table))
     rows = []
     for name in names:

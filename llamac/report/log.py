@@ -4,6 +4,7 @@ import gc
 import itertools
 import math
 from array import array
+from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +30,7 @@ STEP_FIELDS = (
     "cpu_percent",
 )
 DEVICE_FIELDS = ("watts", "celsius")  # within the object `device` of a step
+NOT_FLAGS = ("event", "time", "after", "before")  # of the fields of an event `start`
 _CHUNK = 128 << 10  # bytes that are parsed at once: their objects fit into a core's cache
 _STEP = (b'{"event":"step",', b'{"event": "step",')  # as C and Python write it
 _DEVICE = attrgetter(*DEVICE_FIELDS)
@@ -41,7 +43,11 @@ def _step_type() -> Any:
     device = msgspec.defstruct("Device", [(name, number, None) for name in DEVICE_FIELDS], gc=False)
     step = Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)]
     numbers = [(name, number, None) for name in STEP_FIELDS]
-    more: list[tuple] = [("skipped", bool, False), ("device", device, msgspec.field(default_factory=device))]
+    more: list[tuple] = [
+        ("skipped", bool, False),
+        ("time", str, ""),
+        ("device", device, msgspec.field(default_factory=device)),
+    ]
     return msgspec.defstruct("Step", [("step", step), *numbers, *more], gc=False)
 
 
@@ -56,7 +62,8 @@ def _numbers(values: tuple) -> np.ndarray:
 
 class RunLog:
     """The events of OUT/log.jsonl. `columns[field]` holds a float64 per step, NaN where the log has no
-    number; `events` are all others, each with `after`, the number of the last step before it (0: none)."""
+    number; `events` are all others, each with `after`, the number of the last step before it (0: none), and
+    `before`, the time of the line before it. `time` is that of the last line."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -66,6 +73,7 @@ class RunLog:
     def _reset(self) -> None:
         self._offset = self._lines = self._last_step = 0
         self._inode, self._head = 0, b""  # what the log was when it was last read
+        self.time: Any = ""
         self._parts: dict[str, list[np.ndarray]] = {}
         self.events: list[dict] = []
         self.skipped: list[int] = []
@@ -140,12 +148,13 @@ class RunLog:
                     f"{self.path}: line {number}: expected a JSON object, found {text!r}"
                 ) from None
             if step is None:
-                self.events.append(event | {"after": after})
+                self.events.append(event | {"after": after, "before": self.time})
+                self.time = event.get("time")
             else:
                 steps.append(step)
-                after = step.step
+                after, self.time = step.step, step.time
         if steps:
-            *columns, skipped, devices = zip(*map(msgspec.structs.astuple, steps))
+            *columns, skipped, _, devices = zip(*map(msgspec.structs.astuple, steps))
             columns += zip(*map(_DEVICE, devices))
             for name, values in zip(self.columns, columns):
                 self._parts.setdefault(name, []).append(_numbers(values))
@@ -168,6 +177,10 @@ class RunLog:
     def last(self, kind: str) -> dict:
         """The last event of a kind; empty where there is none."""
         return next((event for event in reversed(self.events) if event.get("event") == kind), {})
+
+    def flags(self) -> dict:
+        """Of the last start of the run."""
+        return {key: value for key, value in self.last("start").items() if key not in NOT_FLAGS}
 
     def of_run(self, key: str) -> np.ndarray:
         """Per step, a number of the last event `run` before it (a resume may change it); NaN for none."""
@@ -195,6 +208,14 @@ def read(out: str | Path) -> RunLog:
     if not log.events and not log.columns["step"].size:
         raise InputError(f"{log.path}: expected the log of a run, found no event")
     return log
+
+
+def unix_time(text: Any) -> float:
+    """Unix time of an event's time; NaN where there is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def points(events: list[dict], field: str) -> tuple[list[int], list[float]]:

@@ -5,11 +5,10 @@ torchtitan/components/metrics.py and trainer.py); the others have our own names.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 
 import numpy as np
 
-from llamac.report.log import RunLog, points
+from llamac.report.log import NOT_FLAGS, RunLog, points, unix_time
 
 # Name: the log's column, its factor, whether the log has the sum over devices where the name means one.
 STEP_METRICS = {
@@ -30,7 +29,12 @@ STEP_METRICS = {
     "cpu(%)": ("cpu_percent", 1.0, False),
 }
 TOKENS = "n_tokens_seen"
-VALIDATION = "validation_metrics/loss"
+# Name: event and field.
+EVENT_METRICS = {
+    "validation_metrics/loss": ("val", "loss"),
+    "validation_metrics/bits_per_byte": ("val", "bits_per_byte"),
+    "fp8/saturated_share": ("saturated", "share"),
+}
 
 
 @dataclass
@@ -88,10 +92,9 @@ def _extra(log: RunLog, after: int) -> dict[int, dict]:
         if step > after:
             found.setdefault(step, {})[name] = value
 
-    for step, loss in zip(*points(log.of("val"), "loss")):
-        add(step, VALIDATION, loss)
-    for step, share in zip(*points(log.of("saturated"), "share")):
-        add(step, "fp8/saturated_share", share)
+    for name, (kind, field) in EVENT_METRICS.items():
+        for step, value in zip(*points(log.of(kind), field)):
+            add(step, name, value)
     for task in sorted({e["task"] for e in log.of("evaluation") if isinstance(e.get("task"), str)}):
         events = [e for e in log.of("evaluation") if e.get("task") == task]
         for field in ("accuracy", "accuracy_norm"):
@@ -105,17 +108,11 @@ def _extra(log: RunLog, after: int) -> dict[int, dict]:
 
 def _begin(log: RunLog) -> float:
     """Unix time of the first event that has one; 0 where none has."""
-    for event in log.events:
-        try:
-            return datetime.fromisoformat(event["time"]).timestamp()
-        except (KeyError, TypeError, ValueError):
-            continue
-    return 0.0
+    times = (unix_time(event.get("time")) for event in log.events)
+    return next(filter(math.isfinite, times), 0.0)
 
 
 def configuration(log: RunLog) -> dict:
     """The flags of the run and its facts."""
-    found: dict = {}
-    for kind in ("run", "start"):
-        found |= {k: v for k, v in log.last(kind).items() if k not in ("event", "time", "after")}
-    return found
+    run = log.last("run")
+    return {key: value for key, value in run.items() if key not in NOT_FLAGS} | log.flags()

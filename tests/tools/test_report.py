@@ -23,7 +23,8 @@ from llamac.report import command as program
 from llamac.report import content, metrics, page, serve
 from llamac.report.log import RunLog, read, spread
 from llamac.report.plot import labels
-from llamac.report.reduce import kept, rounded
+from llamac.report.reduce import difference, kept, rounded, stretches
+from llamac.report.summary import live
 
 # Reading
 
@@ -142,6 +143,19 @@ def test_a_gap_stays_a_gap():
     assert None in rounded(values[kept(values, 100)])
 
 
+def test_stretches_have_the_mean_of_what_is_known():
+    values = np.arange(10.0)
+    values[[0, 4, 5]] = np.nan
+    np.testing.assert_array_equal(stretches(values, 5), [1, 2.5, np.nan, 6.5, 8.5])
+
+
+def test_difference():
+    steps, values = difference(
+        ([1, 3, 4], [1.0, 2.0, 5.0]), (np.array([3, 4, 9]), np.array([2.0, np.nan, 0]))
+    )
+    assert steps.tolist() == [3, 4] and values[0] == 0 and math.isnan(values[1])
+
+
 def test_spread():
     assert spread([1, 2, 3], 3) == [1, 2, 3] and spread(list(range(100)), 4) == [0, 33, 66, 99]
 
@@ -150,6 +164,8 @@ def test_many_steps_are_few_points(tmp_path):
     events = [run_event(), start_event(), *(step_event(k) for k in range(1, 20001))]
     found = content.report({"r": read(write(tmp_path, events))})["runs"][0]
     assert max(len(c["raw"][0]) for c in found["curves"].values()) <= 2002
+    (steps, means), n = found["curves"]["loss"]["mean"], np.arange(1, 11)
+    assert len(steps) == 2000 and means[0] == pytest.approx((2 + 6 / n).mean(), rel=1e-5)
     assert len(found["axis"]["step"]) == 1000 and found["axis"]["tokens"][-1] == 20000 * 2048
 
 
@@ -176,19 +192,21 @@ def test_content(tmp_path):
     found = content.report({"a": read(write(tmp_path, a_run()))})["runs"][0]
     assert found["curves"].keys() == {
         "loss", "lr", "grad_norm", "tokens_per_s", "tflops", "rss_gib", "system_mem_gib",
-        "cpu_percent"}  # fmt: skip
-    assert found["validation"] == ([0, 50], [8.3, 2.5])
+        "cpu_percent", "validation", "evaluation piqa"}  # fmt: skip
+    assert found["curves"]["validation"]["raw"] == [[0, 50], [8.3, 2.5]] and found["ranks"] is None
     assert found["evaluations"] == {"piqa": [[50, 0.5, 0.6, 100]]} and found["samples"] == [[50, "Once"]]
     assert [event[:1] + event[2:3] for event in found["events"]] == [
         [0, "start"], [20, "spike"], [25, "checkpoint"], [25, "resume"]]  # fmt: skip
     assert found["events"][1][3] == "loss 9, expected about 3, at most 4"
     assert found["events"][2][3] == "out/step, training stood still for 12 ms"
     assert "changed: lr: 0.003 → 0.001" in found["events"][3][3]
-    summary = dict(found["summary"])
-    assert summary["steps"] == "50 of 600" and summary["tokens"] == "154K" and summary["parameters"] == "1.2K"
+    assert {name: text for name, text, _ in found["summary"]} == {
+        "model": "tiny", "parameters": "1.2K", "device": "D", "steps": "50 of 600", "tokens": "154K",
+        "training loss": "2.1200", "validation loss": "2.5000", "best validation loss": "2.5000",
+        "best at step": "50", "tokens/s (median)": "8,192", "time in steps": "12 s"}  # fmt: skip
     missing = " ".join(found["missing"])
     assert all(word in missing for word in ("MFU", "GPU memory", "power", "temperature"))
-    assert found["profile"] is None and found["profile_missing"] == "the run had no --profile"
+    assert found["profile"] is None and "profile: the run had no --profile" in missing
 
 
 def test_differences(tmp_path):
@@ -198,6 +216,55 @@ def test_differences(tmp_path):
     assert {row[0]: row[2:] for row in rows if row[1]} == {
         "host": ["h", "g"], "lr": ["0.003", "0.006"], "only": ["1", ""]}  # fmt: skip
     assert ["model", False, "tiny", "tiny"] in rows
+
+
+def clock(seconds: float) -> str:
+    return f"2026-11-23T09:{seconds // 60:02.0f}:{seconds % 60:06.3f}Z"
+
+
+def test_figures_of_a_run(tmp_path):
+    """Wall time without the pause before the resume; the least of the validations; all ranks' energy."""
+    sensors = {"watts": 500.0, "celsius": 60.0}
+    ranks = [{"host": "h", "cpu_percent": 90.0, "device": {"watts": watts}} for watts in (500.0, 300.0)]
+    run = {"ranks": 2, "tokens_per_epoch": 4096}
+    events = [
+        run_event(time=clock(0), **run), start_event(time=clock(0), steps=100),
+        *(step_event(k, time=clock(10 * k), ms=9000.0, device=sensors) for k in (1, 2)),
+        {"event": "ranks", "time": clock(20), "step": 2, "ranks": ranks},
+        {"event": "val", "time": clock(23), "step": 2, "loss": 3.0, "bits_per_byte": 1.5},
+        run_event(time=clock(600), **run), start_event(time=clock(600), steps=100),
+        *(step_event(k, time=clock(600 + 10 * (k - 2)), ms=9000.0, device=sensors) for k in (3, 4)),
+        {"event": "val", "time": clock(645), "step": 4, "loss": 3.5, "bits_per_byte": 1.75}]  # fmt: skip
+    log = read(write(tmp_path, events))
+    found = content.report({"a": log})["runs"][0]
+    figures = {name: number for name, _, number in found["summary"]}
+    assert figures["wall time"] == pytest.approx(23 + 45) and figures["epochs"] == 4 * 2048 / 4096
+    assert (figures["best validation loss"], figures["best at step"], figures["validation loss"]) == (
+        3,
+        2,
+        3.5,
+    )
+    assert figures["best bits per byte"] == 1.5
+    assert figures["energy of the GPUs, kWh"] == pytest.approx(800 * 36 / 3.6e6)
+    assert found["ranks"] == {"steps": [2], "hosts": ["h", "h"], "readings": {
+        "device.watts": [[500.0, 300.0]], "cpu_percent": [[90.0, 90.0]]}}  # fmt: skip
+    updated = 1795424400.0 + 645
+    assert live(log) == pytest.approx({"updated": updated, "step": 9.0, "pause": 25.0, "left": 96 * 9.0})
+    one = read(write(tmp_path, [run_event(), step_event(1, device=sensors), step_event(2)]))
+    assert live(one)["left"] is None
+    assert dict((row[0], row[2]) for row in content.report({"a": one})["runs"][0]["summary"])[
+        "energy of the GPUs, kWh"] == pytest.approx(500 * 0.5 / 3.6e6)  # fmt: skip
+
+
+def test_runs_that_coincide(tmp_path):
+    """Each has its difference to the first, at the steps of both; equal curves are zeros."""
+    first = read(write(tmp_path / "a", a_run()))
+    same, shorter = read(write(tmp_path / "b", a_run())), read(write(tmp_path / "c", a_run(20)))
+    runs = content.report({"a": first, "b": same, "c": shorter})["runs"]
+    curves = [run["curves"] for run in runs]
+    assert "loss_difference" not in curves[0] and not any(curves[1]["loss_difference"]["raw"][1])
+    assert curves[1]["validation_difference"]["raw"] == [[0, 50], [0.0, 0.0]]
+    assert curves[2]["loss_difference"]["raw"][0] == list(range(1, 21))
 
 
 def test_labels():
@@ -221,7 +288,7 @@ def test_profile(tmp_path):
     assert found["shares"] == [["GEMM", 100.0, 0.4], ["idle", 25.0, 0.1]] and found["advice"]
     (tmp_path / "profile.json").write_text("{")
     found = content.report({"a": read(tmp_path)})["runs"][0]
-    assert found["profile"] is None and "profile.json: expected JSON" in found["profile_missing"]
+    assert found["profile"] is None and "profile.json: expected JSON" in found["missing"][-1]
 
 
 def test_events_of_odd_types_are_left_out(tmp_path):
@@ -229,12 +296,15 @@ def test_events_of_odd_types_are_left_out(tmp_path):
         {"event": "val", "step": "x", "loss": 1}, {"event": "val", "step": 1, "loss": None}, {"event": 5}, {},
         {"event": "sample", "step": 1, "text": 3}, {"event": "spike", "step": 1}, {"event": "checkpoint"},
         {"event": "evaluation", "step": 1, "task": ["t"], "accuracy": 1},
-        {"event": "run", "tokens_per_step": "x"}, {"event": "saturated", "step": 1, "share": "x"},
+        {"event": "run", "tokens_per_step": "x", "tokens_per_epoch": None, "time": 5},
+        {"event": "saturated", "step": 1, "share": "x"}, {"event": "ranks", "step": 1, "ranks": 2},
+        {"event": "ranks", "step": 1, "ranks": [5, {"device": 7, "cpu_percent": "x"}]},
         {"event": "start", "model": None, "steps": "many"},
     ]  # fmt: skip
     log = read(write(tmp_path, [*odd, step_event(1)]))
     found = content.report({"a": log})
-    assert found["runs"][0]["validation"] == ([], []) and found["runs"][0]["samples"] == []
+    assert "validation" not in found["runs"][0]["curves"] and found["runs"][0]["samples"] == []
+    assert found["runs"][0]["ranks"]["readings"] == {}
     page.as_json(found)
     assert [row.step for row in metrics.rows(log, 1)] == [1]
 
@@ -390,13 +460,15 @@ def test_rates_are_per_device(tmp_path):
 
 @pytest.mark.program
 def test_ranks_of_a_run_on_several_devices(build, train, data, tmp_path):
-    """The program's own log has what a rate per device needs."""
+    """The program's own log has what a rate per device needs, and readings of each rank."""
     needs(build, "GLOO")
     train(*flags(data, tmp_path / "out", devices=2, steps=2, batch_size=1))
     log = read(tmp_path / "out")
     assert log.of_run("ranks").tolist() == [2, 2]
     rate = next(metrics.rows(log, after=1)).numbers["throughput(tps)"]
     assert rate == pytest.approx(log.columns["tokens_per_s"][1] / 2)
+    found = content.report({"a": log})["runs"][0]["ranks"]
+    assert found["steps"] == [1, 2] and [len(values) for values in found["readings"]["rss_gib"]] == [2, 2]
 
 
 def test_tensorboard(tmp_path, monkeypatch, capsys):

@@ -37,71 +37,60 @@ const CONFIG = {
   toImageButtonOptions: {format: "svg"}
 };
 
+const axisTitle = (state) =>
+    ({step: "step", tokens: "tokens", hours: `time in optimizer steps (${state.timeUnit})`}[state.axis]);
+
 function timeChart(chart, report, state) {
   const traces = curveTraces(chart, report, state);
   if (!traces.length) return null;
-  if (chart.id === "loss") traces.push(...validationTraces(report, state));
-  if (chart.events || chart.id === "grad_norm")
-    traces.push(...eventTraces(report, state, chart.curves[0][0]));
+  if (["loss", "grad_norm"].includes(chart.id)) traces.push(...eventTraces(report, state, chart.id));
+  // Automatic ticks: on a logarithmic axis of less than a decade they are evenly spaced numbers.
   const y = {type: chart.log || (chart.id === "loss" && state.log) ? "log" : "linear"};
-  if (y.type === "log") Object.assign(y, {dtick: "D2", exponentformat: "power"});
+  if (y.type === "log") y.exponentformat = "power";
   if (chart.zero && y.type === "linear") y.rangemode = "tozero";
   if (chart.format) y.tickformat = chart.format;
-  const title = {
-    step: "step",
-    tokens: "tokens",
-    hours: `time in optimizer steps (${state.timeUnit})`
-  }[state.axis];
-  const visible = traces.filter((t) => t.showlegend !== false).length;
+  const named = traces.filter((trace) => trace.showlegend).length;
+  const shows = named > 1;
   const layout = layoutOf(state, {
-    showlegend: visible > 1,
+    showlegend: shows,
+    margin: {l: 52, r: 14, t: shows ? 24 : 8, b: 40},
     shapes: resumeLines(report, state),
     yaxis: y,
     uirevision: state.axis + (chart.id === "loss" ? state.log : ""),
     xaxis: {
-      title: {text: title},
-      hoverformat: state.axis === "hours" ? ".4~g" : ",.6~s",
+      title: {text: axisTitle(state)},
+      hoverformat: {step: ",d", tokens: ",.6~s", hours: ".4~g"}[state.axis],
       range: state.range || undefined,
       autorange: !state.range
     }
   });
-  if (state.axis === "step") layout.xaxis.hoverformat = ",d";
   return {traces, layout};
 }
 
-function saturatedChart(report, state) {
-  const traces = report.runs.flatMap(
-      (run, r) => run.saturated[0].length ? [line(
-                                                run, run.saturated[0], run.saturated[1], run.label,
-                                                shade(report.colors[r % report.colors.length], state.dark),
-                                                state, {mode: "markers", marker: {size: 4}})] :
-                                            []);
-  if (!traces.length) return null;
+// A row per rank: one that differs from the others has another color.
+function rankChart(run, values, unit, state) {
+  const {steps, hosts} = run.ranks;
   return {
-    traces,
-    layout: layoutOf(
-        state, {showlegend: report.runs.length > 1, yaxis: {type: "log"}, xaxis: {title: {text: "step"}}})
-  };
-}
-
-function evaluationChart(report, state) {
-  const several = report.runs.length > 1;
-  const tasks = [...new Set(report.runs.flatMap((run) => Object.keys(run.evaluations)))];
-  const traces = report.runs.flatMap((run, r) => tasks.filter((task) => run.evaluations[task]).map((task) => {
-    const rows = run.evaluations[task], k = tasks.indexOf(task);
-    const color = shade(report.colors[(several ? r : k) % report.colors.length], state.dark);
-    return line(
-        run, rows.map((row) => row[0]), rows.map((row) => 100 * row[1]),
-        several ? `${run.label}: ${task}` : task, color, state,
-        {mode: "lines+markers", marker: {size: 7}, line: {color, dash: DASHES[(several ? k : 0) % 4]}});
-  }));
-  if (!traces.length) return null;
-  return {
-    traces,
+    height: Math.min(120 + 16 * hosts.length, 600),
+    traces: [{
+      type: "heatmap",
+      x: xOf(run, steps, state),
+      y: hosts.map((_, rank) => rank),
+      z: hosts.map((_, rank) => values.map((readings) => readings[rank] ?? null)),
+      text: hosts.map((host, rank) => steps.map((step) => plain(`rank ${rank} on ${host}, step ${step}`))),
+      hovertemplate: `%{z:.5~g} ${unit}<extra>%{text}</extra>`,
+      colorscale: "Cividis",
+      colorbar: {thickness: 10, outlinewidth: 0}
+    }],
     layout: layoutOf(state, {
-      showlegend: traces.length > 1,
-      yaxis: {rangemode: "tozero"},
-      xaxis: {title: {text: {step: "step", tokens: "tokens", hours: `time (${state.timeUnit})`}[state.axis]}}
+      hovermode: "closest",
+      margin: {l: 52, r: 14, t: 8, b: 40},
+      xaxis: {
+        title: {text: axisTitle(state)},
+        range: state.range || undefined,
+        autorange: !state.range
+      },
+      yaxis: {title: {text: "rank"}, autorange: "reversed", dtick: hosts.length > 10 ? undefined : 1}
     })
   };
 }
@@ -132,7 +121,7 @@ function profileChart(profile, report, state) {
   return {
     height: 24 * rows.length + 90,
     traces: [
-      bar("least time that the limit allows", least, shade(report.colors[0], state.dark)),
+      bar("least time that the limit allows", least, look(0, report, state).color),
       bar("above the limit", rows.map((row, k) => row.ms - least[k]), state.dark ? "#4b5563" : "#c3cad5", {
         text: rows.map(label),
         textposition: "outside",
@@ -151,8 +140,9 @@ function profileChart(profile, report, state) {
   };
 }
 
+const PATTERNS = ["", "/", "x"];  // of bars, as DASHES of lines
+
 function shareChart(profile, report, state) {
-  const colors = report.colors;
   const traces = profile.shares.map(
       ([name, ms, share], k) => ({
         type: "bar",
@@ -161,8 +151,8 @@ function shareChart(profile, report, state) {
         x: [ms],
         name: plain(name),
         marker: {
-          color: shade(colors[k % colors.length], state.dark),
-          opacity: k < colors.length ? 1 : 0.5,
+          color: look(k, report, state).color,
+          pattern: {shape: PATTERNS[Math.floor(k / report.colors.length) % PATTERNS.length], solidity: 0.2},
           line: {color: state.card, width: 1}
         },
         text: share > 0.04 ? `${plain(name)} ${(100 * share).toFixed(0)}%` : "",

@@ -2,22 +2,30 @@
 // The curves of the charts, as traces of plotly.js. No text of a run reaches plotly unescaped: it reads a
 // little markup in names and labels.
 
-const DASHES = ["solid", "dot", "dash", "dashdot"];
+const DASHES = ["solid", "dash", "dot"];
 const MARKS = {
   spike: "triangle-up",
   skipped: "x",
   checkpoint: "diamond-tall"
 };
 
-// The charts in order, with their curves. `unless`: left out where a run has that curve.
+// The charts in order, with their curves. `unless`: left out where a run has that curve. `together`: one chart for all
+// curves also with several runs.
 const CHARTS = [
   {
     id: "loss",
     title: "Loss",
-    unit: "nats per token",
+    unit: "nats per token; points: validation",
     wide: true,
-    curves: [["loss", "training"]],
-    events: true
+    together: true,
+    curves: [["loss", "training"], ["validation", "validation"]]
+  },
+  {
+    id: "difference",
+    title: "Loss difference",
+    unit: "nats per token, minus the first run's",
+    together: true,
+    curves: [["loss_difference", "training"], ["validation_difference", "validation"]]
   },
   {id: "lr", title: "Learning rate", unit: "", curves: [["lr", "learning rate"]], format: ".3~e"},
   {
@@ -59,7 +67,39 @@ const CHARTS = [
   },
   {id: "power", title: "Power", unit: "W", curves: [["watts", "power"]], zero: true},
   {id: "temperature", title: "Temperature", unit: "°C", curves: [["celsius", "temperature"]]},
+  {
+    id: "saturated",
+    title: "Saturated values",
+    unit: "largest share of a tensor beyond fp8's range",
+    log: true,
+    curves: [["saturated", "share"]]
+  },
 ];
+const MODES = {saturated: "markers", validation: "lines+markers", evaluation: "lines+markers"};
+
+// Readings of each rank: the name in the log, title, unit.
+const RANK_CHARTS = [
+  ["device.clock_mhz", "Clock", "MHz"], ["device.celsius", "Temperature", "°C"], ["device.watts", "Power", "W"],
+  ["gpu_percent", "GPU use", "%"], ["gpu_mem_gib", "GPU memory", "GiB"], ["cpu_percent", "CPU use", "%"],
+  ["rss_gib", "Peak memory", "GiB"]
+];
+
+// The charts of a report. With several runs, each has one curve per run.
+function chartsOf(report) {
+  const tasks = new Set(report.runs.flatMap((run) => Object.keys(run.evaluations)));
+  const curves = [...tasks].map((task) => [`evaluation ${task}`, task]);
+  const all = [...CHARTS, {id: "evaluations", title: "Evaluations", unit: "accuracy, %", zero: true, curves}];
+  if (report.runs.length === 1) return all;
+  return all.flatMap(
+      (chart) => chart.together || chart.curves.length === 1 ?
+          [chart] :
+          chart.curves.map(([key, label], k) => ({
+                             ...chart,
+                             id: `${chart.id}-${k}`,
+                             title: `${chart.title}: ${label}`,
+                             curves: [[key, label]]
+                           })));
+}
 
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
@@ -68,6 +108,26 @@ function shade(color, dark) {
   if (!dark) return color;
   const parts = [1, 3, 5].map((k) => parseInt(color.slice(k, k + 2), 16));
   return "#" + parts.map((p) => Math.round(p + (255 - p) * 0.25).toString(16).padStart(2, "0")).join("");
+}
+
+// The color and dash of the k-th of several.
+const look = (k, {colors}, {dark}) =>
+    ({color: shade(colors[k % colors.length], dark), dash: DASHES[Math.floor(k / colors.length) % DASHES.length]});
+
+// Steps and the mean of the known values in a window of so many percent of the run.
+function smoothed([steps, values], percent) {
+  const half = Math.floor(values.length * percent / 200), sums = [0], counts = [0];
+  values.forEach((value, k) => {
+    sums.push(sums[k] + (value ?? 0));
+    counts.push(counts[k] + (value === null ? 0 : 1));
+  });
+  return [
+    steps, values.map((_, k) => {
+      const first = Math.max(k - half, 0), end = Math.min(k + half + 1, values.length);
+      const count = counts[end] - counts[first];
+      return count ? (sums[end] - sums[first]) / count : null;
+    })
+  ];
 }
 
 // The x of steps: steps, or tokens and hours by linear interpolation in the run's axis.
@@ -98,18 +158,19 @@ function valueAt([steps, values], step) {
   return found === null ? values[0] : found;
 }
 
-function line(run, steps, values, name, color, state, more) {
-  return Object.assign(
-      {
-        type: "scatter",
-        mode: "lines",
-        x: xOf(run, steps, state),
-        y: values,
-        name: plain(name),
-        line: {color, width: 1.8},
-        hovertemplate: `%{y:.5~g}<extra>${plain(name)}</extra>`
-      },
-      more);
+const line = (run, [steps, values], name, state, more) => ({
+  type: "scatter",
+  x: xOf(run, steps, state),
+  y: values,
+  name: plain(name),
+  hovertemplate: `%{y:.5~g}<extra>${plain(name)}</extra>`,
+  ...more
+});
+
+// Runs after this one whose curve is the same: they are drawn over it, so it is drawn wider.
+function countSame(report, state, r, key) {
+  const text = (run) => JSON.stringify([run.curves[key], run.axis[state.axis]]), own = text(report.runs[r]);
+  return report.runs.filter((run, other) => other > r && text(run) === own).length;
 }
 
 function curveTraces(chart, report, state) {
@@ -118,71 +179,57 @@ function curveTraces(chart, report, state) {
   report.runs.forEach((run, r) => {
     present.forEach(([key, label], c) => {
       const curve = run.curves[key];
-      if (!curve) return;
-      const color = shade(report.colors[(several ? r : c) % report.colors.length], state.dark);
-      const dash = DASHES[(several ? c : 0) % DASHES.length];
-      const name = several ? (present.length > 1 ? `${run.label}: ${label}` : run.label) : label;
-      const smooth = curve.smooth;
-      if (!smooth || state.raw)
-        traces.push(line(run, curve.raw[0], curve.raw[1], smooth ? `${name}, raw` : name, color, state, {
-          opacity: smooth ? 0.35 : 1,
-          showlegend: !smooth,
-          legendgroup: `${r}-${c}`,
-          line: {color, width: smooth ? 1 : 1.8, dash}
-        }));
-      if (smooth)
+      if (!curve || state.hidden.has(run.label)) return;
+      const name = several ? run.label + (c ? `: ${label}` : "") : label;
+      const mode = MODES[key.split(/[ _]/)[0]] || "lines", smooths = curve.smoothed && state.smoothing > 0;
+      const style = look(several ? r : c, report, state);
+      const width = (mode === "lines" ? 2.2 : 1.5) + (several ? 2 * Math.min(countSame(report, state, r, key), 4) : 0);
+      const group = {
+        mode,
+        marker: {size: mode === "markers" ? 4 : 6, color: style.color},
+        legendgroup: `${r}-${c}`,
+        showlegend: !several || (chart.id === "loss" && c === 0)
+      };
+      if (smooths && state.raw)
         traces.push(line(
-            run, smooth[0], smooth[1], name, color, state,
-            {legendgroup: `${r}-${c}`, line: {color, width: 2.2, dash}}));
+            run, curve.raw, `${name}, raw`, state,
+            {...group, showlegend: false, opacity: 0.35, line: {...style, width: 1}}));
+      const points = smooths ? smoothed(curve.mean || curve.raw, state.smoothing) : curve.raw;
+      traces.push(line(run, points, name, state, {...group, line: {...style, width}}));
     });
   });
   return traces;
 }
 
-function validationTraces(report, state) {
+// Spikes, skipped steps and, for one run, checkpoints on the curve of a chart.
+function eventTraces(report, state, key) {
   const several = report.runs.length > 1;
   return report.runs.flatMap((run, r) => {
-    if (!run.validation[0].length) return [];
-    const color = shade(report.colors[several ? r : 1], state.dark);
-    const name = several ? `${run.label}: validation` : "validation";
-    return [line(run, run.validation[0], run.validation[1], name, color, state, {
-      mode: "lines+markers",
-      line: {color, width: 1.5, dash: several ? "dot" : "solid"},
-      marker: {size: 6}
-    })];
-  });
-}
-
-// Spikes, skipped steps and checkpoints on the curve of a chart.
-function eventTraces(report, state, key) {
-  const traces = [];
-  report.runs.forEach((run, r) => {
     const curve = run.curves[key];
-    if (!curve) return;
-    for (const [kind, symbol] of Object.entries(MARKS)) {
+    if (!curve || state.hidden.has(run.label)) return [];
+    return Object.entries(MARKS).flatMap(([kind, symbol]) => {
       const found = run.events.filter((e) => e[2] === kind && (kind !== "spike" || e[3].startsWith(key)));
-      if (!found.length || (key !== "loss" && kind === "checkpoint")) continue;
-      const several = report.runs.length > 1;
-      traces.push({
+      if (!found.length || (kind === "checkpoint" && (several || key !== "loss"))) return [];
+      const at = kind === "spike" || !state.smoothing ? curve.raw :
+                                                        smoothed(curve.mean || curve.raw, state.smoothing);
+      return [{
         type: "scatter",
         mode: "markers",
         name: plain(several ? `${run.label}: ${kind}` : kind),
+        showlegend: !several,
         x: xOf(run, found.map((e) => e[0]), state),
-        y: found.map((e) => valueAt(kind === "spike" ? curve.raw : curve.smooth || curve.raw, e[0])),
+        y: found.map((e) => valueAt(at, e[0])),
         marker: {
           symbol,
-          size: kind === "checkpoint" ? 9 : 10,
-          line: {width: 1, color: state.card},
-          color: kind === "checkpoint" ? shade(report.colors[several ? r : 2], state.dark) :
-              state.dark               ? "#f87171" :
-                                         "#b91c1c"
+          size: 9,
+          line: {width: 1, color: several ? look(r, report, state).color : state.card},
+          color: kind === "checkpoint" ? look(2, report, state).color : state.dark ? "#f87171" : "#b91c1c"
         },
         text: found.map((e) => plain(`step ${e[0]}: ${e[3]}`.slice(0, 120))),
         hovertemplate: `%{text}<extra>${plain(kind)}</extra>`
-      });
-    }
+      }];
+    });
   });
-  return traces;
 }
 
 // A dotted line where a run was resumed.

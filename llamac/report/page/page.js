@@ -6,8 +6,12 @@ const state = {
   axis: "step",
   log: false,
   raw: true,
+  smoothing: 3,        // percent of the run
+  hidden: new Set(),   // labels of runs
+  sort: {name: "", down: false},  // the table of runs by this figure
   theme: "auto",
   range: null,
+  now: null,  // Unix time of the server
   onlyDifferences: report.runs.length > 1
 };
 const byId = (id) => document.getElementById(id);
@@ -78,14 +82,19 @@ function zoom(range, except) {
 
 function drawCharts() {
   const grid = byId("charts"), has = (key) => report.runs.some((run) => run.curves[key]);
-  for (const chart of CHARTS)
+  for (const chart of chartsOf(report))
     place(
         grid, chart.id, chart.title, chart.unit, chart.wide,
         chart.unless && has(chart.unless) ? null : timeChart(chart, report, state));
-  place(
-      grid, "saturated", "Saturated values", "largest share of a tensor beyond fp8's range", false,
-      saturatedChart(report, state));
-  place(grid, "evaluations", "Evaluations", "accuracy, %", false, evaluationChart(report, state));
+  report.runs.forEach((run, r) => {
+    for (const [key, title, unit] of RANK_CHARTS) {
+      const values = run.ranks?.readings[key];
+      place(
+          grid, `ranks-${r}-${key.replace(".", "-")}`, `${title} of each rank`,
+          report.runs.length > 1 ? `${unit}, ${run.label}` : unit, false,
+          values && !state.hidden.has(run.label) ? rankChart(run, values, unit, state) : null);
+    }
+  });
 }
 
 function drawProfiles() {
@@ -118,8 +127,8 @@ function drawProfiles() {
 
 function drawTables() {
   const put = (id, found) => byId(id).replaceChildren(...(found ? [found] : []));
-  byId("runs").replaceChildren(...runNames(report, state.dark));
-  put("summary", summaryOf(report));
+  byId("runs").replaceChildren(...report.runs.map((run, k) => runName(run, k, report, state)));
+  put("summary", summaryOf(report, state));
   put("evaluations", evaluationsOf(report));
   put("samples", samplesOf(report));
   put("events", eventsOf(report));
@@ -130,12 +139,29 @@ function drawTables() {
       state.onlyDifferences = box.checked;
       drawTables();
     });
+  drawLive();
   byId("missing").textContent = missingOf(report);
   byId("problem").textContent = report.problem || "";
   byId("problem").hidden = !report.problem;
   const live = report.follow ? `, asks for newer data every ${report.follow} s` : "";
   byId("footer").textContent = `llamac ${report.version}, ${report.generated}${
       live}. Charts by plotly.js (MIT). Drag to zoom, double-click to reset.`;
+}
+
+function drawLive() {
+  const lines = state.now ? report.runs.map((run) => liveOf(run, state.now, report.runs.length > 1)) : [];
+  byId("live").replaceChildren(...lines);
+}
+
+// Of the table of runs.
+function sortBy(name) {
+  state.sort = {name, down: state.sort.name === name && !state.sort.down};
+  drawTables();
+}
+
+function toggleRun(label) {
+  if (!state.hidden.delete(label)) state.hidden.add(label);
+  drawCharts();
 }
 
 function draw() {
@@ -188,6 +214,12 @@ function controls() {
     button.addEventListener("click", () => setTheme(button.dataset.value));
   toggle("log", "log");
   toggle("raw", "raw");
+  byId("smoothing").addEventListener("input", () => {
+    state.smoothing = Number(byId("smoothing").value);
+    byId("percent").textContent = `${state.smoothing}%`;
+    drawCharts();
+  });
+  byId("csv").addEventListener("click", () => saveCsv("curves.csv", curveRows(report)));
   byId("reset").addEventListener("click", () => zoom(null));
   darkByDefault.addEventListener("change", () => setTheme(state.theme));
 }
@@ -205,13 +237,15 @@ let lastAnswer = "";
 async function follow() {
   const {follow: seconds, colors: palette} = report;
   try {
-    const answer = await (await fetch("data.json", {cache: "no-cache"})).text();
+    const reply = await fetch("data.json", {cache: "no-cache"}), answer = await reply.text();
+    state.now = Date.parse(reply.headers.get("Date")) / 1000;
     if (answer !== lastAnswer) {
       report = Object.assign(JSON.parse(answer), {follow: seconds, colors: palette});
       timeUnit();
       draw();
       lastAnswer = answer;
     }
+    drawLive();
   } catch {
     lastAnswer = "";
     report.problem = "The server does not answer; this is the last that it sent.";
@@ -232,5 +266,5 @@ pressed("axis", state.axis);
 draw();
 addEventListener("beforeprint", () => printing(true));
 addEventListener("afterprint", () => printing(false));
-if (report.follow) setTimeout(follow, 1000 * report.follow);
+if (report.follow) follow();
 document.documentElement.dataset.drawn = "yes";

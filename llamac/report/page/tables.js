@@ -20,25 +20,92 @@ function table(heading, rows, numbers) {
           ...rows.map((row) => node("tr", row.differs ? {class: "differs"} : {}, ...row.map(cell("td"))))));
 }
 
-function runNames(report, dark) {
-  return report.runs.map(
-      (run, k) => node(
-          "span", {class: "run", style: `--color: ${shade(report.colors[k % report.colors.length], dark)}`},
-          run.label));
+// A run's name beside its line in the charts.
+function runName(run, k, report, state) {
+  const {color, dash} = look(k, report, state);
+  return node("span", {class: `run ${dash}`, style: `--color: ${color}`}, run.label);
 }
 
-function summaryOf(report) {
+// Tiles of one run, or the table of several; a click on a heading sorts it.
+function summaryOf(report, state) {
   if (report.runs.length === 1)
     return node(
         "div", {class: "tiles"},
         ...report.runs[0].summary.map(
             ([name, text]) => node("div", {class: "tile"}, node("b", {}, text), node("span", {}, name))));
-  const names = [...new Set(report.runs.flatMap((run) => run.summary.map(([name]) => name)))];
-  const rows = names.map(
-      (name) => [name, ...report.runs.map((run) => (run.summary.find(([n]) => n === name) || ["", ""])[1])]);
+  const {rows, names} = runTable(report), {name, down} = state.sort;
+  const order = (a, b) => typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(b);
+  const sorted = rows.map((values, k) => [values[names.indexOf(name)], k])
+                     .sort(([a, j], [b, k]) => order(a, b) || j - k);
+  const headings = names.map((heading) => {
+    const button = node("button", {}, heading + (heading !== name ? "" : down ? " ↓" : " ↑"));
+    button.addEventListener("click", () => sortBy(heading));
+    return button;
+  });
+  const cells = (down ? sorted.reverse() : sorted).map(([, k]) => {
+    const run = report.runs[k], box = node("input", {type: "checkbox", "aria-label": `show ${run.label}`});
+    box.checked = !state.hidden.has(run.label);
+    box.addEventListener("change", () => toggleRun(run.label));
+    const texts = new Map(run.summary);
+    return [
+      node("label", {}, box, " ", runName(run, k, report, state)),
+      ...names.slice(1).map((each) => texts.get(each) ?? "")
+    ];
+  });
+  const numbers = names.map((_, k) => k).filter((k) => rows.some((row) => typeof row[k] === "number"));
+  const button = node("button", {class: "plain"}, "CSV");
+  button.addEventListener("click", () => saveCsv("runs.csv", [names, ...rows]));
+  const found = card("Runs", button, node("div", {class: "scroll"}, table(headings, cells, numbers)));
+  found.id = "run-table";
+  return found;
+}
+
+// The figures of all runs, as numbers where they are, and their names.
+function runTable(report) {
+  const names = ["run", ...new Set(report.runs.flatMap((run) => run.summary.map(([name]) => name)))];
+  const rows = report.runs.map((run) => {
+    const values = new Map(run.summary.map(([name, text, number]) => [name, number ?? text]));
+    return [run.label, ...names.slice(1).map((name) => values.get(name) ?? "")];
+  });
+  return {names, rows};
+}
+
+// The points of all curves.
+const curveRows = (report) =>
+    [["run", "curve", "step", "value"],
+     ...report.runs.flatMap(
+         (run) => Object.entries(run.curves)
+                      .flatMap(([name, {raw: [steps, values]}]) =>
+                                   steps.map((step, k) => [run.label, name, step, values[k] ?? ""])))];
+
+function saveCsv(name, rows) {
+  const cell = (value) => /[",\n\r]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value;
+  const text = rows.map((row) => row.map(cell).join(",") + "\n").join("");
+  const address = URL.createObjectURL(new Blob([text], {type: "text/csv"}));
+  node("a", {href: address, download: name}).click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
+}
+
+// "12 s", "3:05" or "7:02:05".
+function duration(seconds) {
+  const whole = Math.round(seconds), two = (number) => String(number % 60).padStart(2, "0");
+  if (whole < 60) return `${whole} s`;
+  const minutes = Math.floor(whole / 60), hours = Math.floor(minutes / 60);
+  return hours ? `${hours}:${two(minutes)}:${two(whole)}` : `${minutes}:${two(whole)}`;
+}
+
+// The state of a live run. It is stalled after ten times the usual time of a step (before the first one, a minute),
+// twice its longest pause, and half a minute.
+function liveOf(run, now, several) {
+  const {updated, step, pause, left} = run.live, name = several ? `${run.label}: ` : "";
+  const age = updated === null ? null : Math.max(0, now - updated);
+  const last = age === null ? [] : [`last update ${duration(age)} ago`];
+  if (left === 0) return node("div", {}, `${name}finished · ${last.join("")}`);
+  const parts = [left === null ? "no step yet" : `${duration(left)} left`, ...last];
+  if (age <= Math.max(10 * (step ?? 60), 2 * pause, 30)) return node("div", {}, name + parts.join(" · "));
   return node(
-      "div", {class: "card"},
-      node("div", {class: "scroll"}, table(["", ...report.runs.map((run) => run.label)], rows, [])));
+      "div", {}, name, node("span", {class: "kind spike"}, "stalled"),
+      ` no event for ${duration(age)}` + (step ? `; a step takes ${step.toPrecision(2)} s` : ""));
 }
 
 function samplesOf(report) {
@@ -110,13 +177,10 @@ function configurationOf(report, onlyDifferences) {
 
 // Why a chart is not there: what the logs do not have.
 function missingOf(report) {
-  return report.runs
-      .map((run) => {
-        const missing = [...run.missing, ...(run.profile_missing ? [`profile: ${run.profile_missing}`] : [])];
-        return missing.length ? `${report.runs.length > 1 ? `${run.label} has not logged` : "Not logged"}: ${
-                                    missing.join("; ")}.` :
-                                "";
-      })
-      .filter(Boolean)
-      .join(" ");
+  const runs = new Map();
+  for (const run of report.runs)
+    for (const reason of run.missing) runs.set(reason, [...(runs.get(reason) || []), run.label]);
+  const texts = [...runs].map(
+      ([reason, labels]) => reason + (labels.length < report.runs.length ? ` (${labels.join(", ")})` : ""));
+  return texts.length ? `Not logged: ${texts.join("; ")}.` : "";
 }
