@@ -21,7 +21,7 @@ std::vector<std::pair<std::string, Tensor>> optimizer_buffers(const Parameters& 
 
 // Elements first .. first+out.elements() of a tensor whose rows lie in several files.
 void read_rows(const std::vector<SafetensorsFile>& files, const std::string& name, const Parameter& parameter,
-               int64_t first, const Tensor& out) {
+               int64_t first, const Tensor& out, Upload& upload) {
     int64_t begin = 0;  // of a file's piece
     for (const SafetensorsFile& file : files) {
         const SafetensorsFile::Entry* const entry = file.find(name);
@@ -36,7 +36,7 @@ void read_rows(const std::vector<SafetensorsFile>& files, const std::string& nam
         Tensor piece = out;
         piece.shape[0] = std::max<int64_t>(0, to - from);
         piece.data = static_cast<char*>(out.data) + (from - first) * size_of(out.dtype);
-        file.read(name, shape, piece.shape[0] ? from - begin : 0, piece);
+        file.read(name, shape, piece.shape[0] ? from - begin : 0, piece, &upload);
         begin += elements;
     }
     if (begin != parameter.elements())
@@ -80,6 +80,7 @@ std::string load_weights(Parameters& p, const std::string& directory) {
     std::set<std::string> used;
     if (tied) used.insert(head_name);
     zero(p);
+    Upload upload;
     for (const Parameter& parameter : p.table) {
         used.insert(parameter.name);
         // Either name is the one matrix's.
@@ -87,9 +88,10 @@ std::string load_weights(Parameters& p, const std::string& directory) {
         for (const Tensor& buffer : {p.weights_with(parameter), parameter.trains ? p.master : Tensor{}}) {
             if (!buffer.data) continue;
             files.read(is_head && files.find(head_name) ? head_name : parameter.name, parameter.shape,
-                       p.held(buffer, parameter).first, p.held_part(buffer, parameter));
+                       p.held(buffer, parameter).first, p.held_part(buffer, parameter), &upload);
         }
     }
+    upload.finish();
     return files.unused(used);
 }
 
@@ -112,12 +114,14 @@ void load_optimizer(Parameters& p, const std::vector<std::string>& paths) {
     std::vector<SafetensorsFile> files;
     files.reserve(paths.size());
     for (const std::string& path : paths) files.emplace_back(path);
+    Upload upload;
     for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
         for (const Parameter& parameter : p.table)
             if (parameter.trains)
                 read_rows(files, prefix + parameter.name, parameter, p.held(buffer, parameter).first,
-                          p.held_part(buffer, parameter));
+                          p.held_part(buffer, parameter), upload);
     }
+    upload.finish();
 }
 
 }  // namespace llamac

@@ -43,10 +43,13 @@ struct InputFile {
     InputFile& operator=(InputFile&&) = delete;
     ~InputFile();
 
-    // Bytes first .. first+bytes-1, all of them below `size`. Several threads may read.
+    // Bytes first .. first+bytes-1, all of them below `size`. Several threads may read; many bytes are read by all threads of
+    // the host, because one cannot copy as fast from the cache of files.
     void read(int64_t first, void* to, int64_t bytes) const;
 
   private:
+    void read_slice(int64_t first, char* to, int64_t bytes) const;
+
     int descriptor = -1;
 };
 

@@ -166,7 +166,7 @@ void SafetensorsFile::read(const std::string& name, const Tensor& out) const {
 }
 
 void SafetensorsFile::read(const std::string& name, const std::vector<int64_t>& shape, int64_t begin,
-                           const Tensor& out) const {
+                           const Tensor& out, Upload* upload) const {
     CHECK(out.contiguous());
     const std::string where = path() + ": " + quote(name);
     const Entry* entry = find(name);
@@ -180,17 +180,24 @@ void SafetensorsFile::read(const std::string& name, const std::vector<int64_t>& 
     if (!entry->other.empty() || !converts(info(entry->dtype)))
         fail(where, ": dtype: expected ", dtype_names(converts, type_name), ", found ", type_of(*entry));
     const int64_t from_size = size_of(entry->dtype), to_size = size_of(out.dtype);
-    constexpr int64_t piece = 1 << 20;  // elements
-    std::vector<char> bytes(static_cast<size_t>(std::min(piece, out.elements()) * from_size));
+    constexpr int64_t piece = Upload::max_bytes / 8;  // elements
+    std::vector<char> own;
+    std::vector<char>& bytes = upload ? upload->scratch : own;
     for (int64_t first = 0; first < out.elements(); first += piece) {
         const int64_t count = std::min(piece, out.elements() - first);
-        file.read(entry->offset + (begin + first) * from_size, bytes.data(), count * from_size);
+        const auto write = [&](void* memory) {
+            const int64_t at = entry->offset + (begin + first) * from_size;
+            if (entry->dtype == out.dtype) return file.read(at, memory, count * from_size);
+            if (std::ssize(bytes) < count * from_size) bytes.resize(static_cast<size_t>(count * from_size));
+            file.read(at, bytes.data(), count * from_size);
+            convert(bytes.data(), entry->dtype, memory, out.dtype, count);
+        };
         char* const to = static_cast<char*>(out.data) + first * to_size;
-        if (entry->dtype == out.dtype) {
-            copy_bytes(to, bytes.data(), count * to_size);
+        if (upload) {
+            upload->piece(to, count * to_size, write);
         } else {
             const HostCopy copy(to, count * to_size);
-            convert(bytes.data(), entry->dtype, copy.data, out.dtype, count);
+            write(copy.data);
             copy.to_device();
         }
     }
@@ -340,9 +347,9 @@ void WeightFiles::read(const std::string& name, const Tensor& out) const {
 }
 
 void WeightFiles::read(const std::string& name, const std::vector<int64_t>& shape, int64_t first,
-                       const Tensor& out) const {
+                       const Tensor& out, Upload* upload) const {
     const auto found = place_of(name);
-    if (found != file_of.end()) return files[found->second].read(found->first, shape, first, out);
+    if (found != file_of.end()) return files[found->second].read(found->first, shape, first, out, upload);
     std::string names;
     for (auto place = file_of.begin(); place != file_of.end() && names.size() < 100; place++)
         names += (names.empty() ? ": " : ", ") + quote(place->first);

@@ -8,6 +8,7 @@
 
 #include "core/file.h"
 #include "core/tensor.h"
+#include "core/upload.h"
 
 namespace llamac {
 
@@ -34,9 +35,10 @@ struct SafetensorsFile {
     // nearest, ties to even (f64 to bf16 by way of f32). Error where it is missing, has another shape, or is
     // an integer where out is not, or the reverse.
     void read(const std::string& name, const Tensor& out) const;
-    // The same of elements first .. first+out.elements() of a tensor of that shape.
-    void read(const std::string& name, const std::vector<int64_t>& shape, int64_t first,
-              const Tensor& out) const;
+    // The same of elements first .. first+out.elements() of a tensor of that shape. upload: for many tensors; its finish() is
+    // the caller's.
+    void read(const std::string& name, const std::vector<int64_t>& shape, int64_t first, const Tensor& out,
+              Upload* upload = nullptr) const;
 
     std::map<std::string, std::string> metadata;
 
@@ -87,8 +89,8 @@ struct WeightFiles {
     std::string unused(const std::set<std::string>& used) const;
     // As SafetensorsFile::read.
     void read(const std::string& name, const Tensor& out) const;
-    void read(const std::string& name, const std::vector<int64_t>& shape, int64_t first,
-              const Tensor& out) const;
+    void read(const std::string& name, const std::vector<int64_t>& shape, int64_t first, const Tensor& out,
+              Upload* upload = nullptr) const;
 
     std::string directory;
     std::vector<SafetensorsFile> files;

@@ -53,6 +53,27 @@ TEST(check_files) {
     check(error_of([] { parse_json("[{\"a\":1},{\"a\":{\"a\":2}}]", "a.json"); }).empty());
 }
 
+// More than one piece, of which several threads read slices, also when it is converted.
+TEST(check_large_file) {
+    std::vector<float> values((Upload::max_bytes / 8) + 3);
+    for (size_t i = 0; i < values.size(); i++) values[i] = static_cast<float>(i % 65521);
+    const int64_t count = std::ssize(values), part = count - 5;
+    const std::string path = in_folder("large.safetensors");
+    const uint64_t hash = write_safetensors(path, {{"w", make_tensor(values.data(), DType::f32, {count})}});
+    check(hash_file(path) == hash, "the hash of a large file");
+    const SafetensorsFile file(path);
+    Upload upload;
+    std::vector<float> same(values.size());
+    std::vector<double> wider(static_cast<size_t>(part));
+    file.read("w", {count}, 0, make_tensor(same.data(), DType::f32, {count}), &upload);
+    file.read("w", {count}, 5, make_tensor(wider.data(), DType::f64, {part}), &upload);
+    upload.finish();
+    check(same == values && std::equal(wider.begin(), wider.end(), values.begin() + 5), "a large tensor");
+    std::filesystem::resize_file(path, 12 << 20);
+    refused("a large file cut under a reader", {path, "found 12582912"},
+            [&] { file.read("w", make_tensor(same.data(), DType::f32, {count})); });
+}
+
 // A file that somebody truncates while it is in use: an error, where a mapping would end the process by SIGBUS.
 TEST(check_cut_file) {
     const std::string path = put("cut", std::string(3 << 20, 'x'));
