@@ -214,7 +214,7 @@ def unix_time(text: Any) -> float:
     """Unix time of an event's time; NaN where there is none."""
     try:
         return datetime.fromisoformat(text).timestamp()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 

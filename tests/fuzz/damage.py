@@ -308,7 +308,8 @@ def readers() -> dict[str, Reader]:
     prompts = {"a.jsonl": _lines({"prompt": TEXT}, {"messages": MESSAGES}), "b.txt": TEXT.encode()}
     found["prompts"] = prompts, _read_prompts
     found["texts"] = {"a.txt": TEXT.encode()}, _read_text
-    log = b"".join(_lines(event) for event in report_logs.a_run(8))
+    ranks = {"event": "ranks", "step": 8, "ranks": [{"host": "h", "device": {"watts": 500.0}}] * 2}
+    log = b"".join(_lines(event) for event in [*report_logs.a_run(8), ranks])
     report = {"log.jsonl": log, "profile.json": inputs.SEEDS["profile"]["one"]}
     found["report"] = report, lambda folder: page.render(content.report({"x": read_report(folder)}))
     found["counters"] = _counter_files(), _read_counters

@@ -22,7 +22,7 @@ from llamac.__main__ import COMMANDS, main, usage
 from llamac.base.errors import InputError
 from llamac.model.config import NOT_LLAMAS, Config, load_config, presets
 from llamac.report import plot
-from llamac.report.content import duration
+from llamac.report.summary import duration
 from llamac.training import program
 from llamac.training.options import Options, parse
 
