@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench_train import KNOWN, Run, by_round
+from bench_train import KNOWN
 
 from llamac.base.errors import InputError, run
 from llamac.base.files import read_bytes, read_json
 from llamac.base.version import provenance_text
 from llamac.bench import harness
 from llamac.bench.report import PROGRAMS, Bar, bars
+from llamac.bench.training import Run, by_round
 
 Panels = dict[str, dict[str, dict[str, Bar]]]  # by unit, by group, by program
 

@@ -14,19 +14,22 @@ linear_cross_entropy of a square matrix product, measured in the same run. Peak 
 call allocates in addition to its inputs; extra: in addition to inputs, outputs and gradients. Ratio: the
 baseline's time divided by llamac's.
 
+--hf trains a model by Hugging Face and by llamac instead; `llamac bench --hf --help` explains it.
+
 Writes bench.json, bench.md and a chart bench-PRESET.png to --out. The exit code is 1 if llamac failed, and 2
 for bad arguments.
 """
 
 import argparse
 import itertools
+import sys
 from pathlib import Path
 
 from llamac.base.errors import InputError
 from llamac.base.version import provenance, provenance_text
-from llamac.bench import harness
+from llamac.bench import harness, hf
 from llamac.bench.harness import say
-from llamac.bench.report import Bar, bars, markdown
+from llamac.bench.report import Bar, bars, can_draw, markdown
 
 # Model, sequences and tokens in each.
 PRESETS = {
@@ -93,10 +96,8 @@ def chart(rows: list[dict], path: Path) -> None:
 
 
 def draw(rows: list[dict], folder: Path) -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return say("no charts: matplotlib is not installed")
+    if not can_draw():
+        return
     for preset in dict.fromkeys(row["preset"] for row in rows):
         chart([row for row in rows if row["preset"] == preset], folder / f"bench-{preset}.png")
 
@@ -131,11 +132,15 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--compile-mode", choices=MODES, default=MODES[0], help="mode of torch.compile")
     add("--seconds", type=float, default=0.3, help="time per baseline and operation")
     add("--overhead", action="store_true", help="measure host time per call instead, with tiny shapes")
+    add("--hf", action="store_true", help="compare training with Hugging Face, with flags of its own")
     add("--out", type=Path, default=Path("out/bench"), help="folder for the results")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    if "--hf" in words:
+        return hf.main([word for word in words if word != "--hf"])
     options = parse_arguments(arguments)
     try:
         from llamac.base import extension

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
+from llamac.bench.harness import say
 from llamac.report.plot import COLORS, STYLE, WIDTH, save
 
 _BLUE, _ORANGE, _GREY, _SKY, _YELLOW, _WINE, _PINK = COLORS
@@ -20,16 +22,24 @@ PROGRAMS = {
     "sdpa flash": ("FlashAttention-2", _YELLOW),
     "sdpa cudnn": ("cuDNN", _WINE),
     "storage": ("F.linear", _PINK),
-    "hf": ("Hugging Face, Liger's loss", _PINK),
     "torchao": ("torchao's float8", _ORANGE),
-    "patched": ("llamac.patch", _BLUE),
-    "transformers": ("transformers", _GREY),
+    "transformers": ("Hugging Face", _GREY),
+    "compiled": ("Hugging Face, torch.compile", _ORANGE),
+    "hf": ("Hugging Face, Liger's loss, torch.compile", _PINK),
+    "patched": ("Hugging Face, llamac.patch", _WINE),
 }
 
 
 def markdown(head: Sequence[str], rule: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table; rule: "---" for a column on the left, "---:" on the right."""
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed; says so if it is not."""
+    if not find_spec("matplotlib"):
+        say("no charts: matplotlib is not installed")
+    return bool(find_spec("matplotlib"))
 
 
 @dataclass

@@ -110,22 +110,25 @@ def parts(model: nn.Module) -> list[Part]:
 
 
 @torch.no_grad()
-def init_weights(model: nn.Module, seed: int) -> None:
-    """Matrices and the embedding: normal with standard deviation initializer_range; norms: 1; biases: 0.
-    Weight k draws from the random stream 4k: the C program, and any number of devices, start from the same
-    weights.
+def init_weight(weight: Tensor, name: str, index: int, deviation: float, seed: int, start: int = 0) -> None:
+    """Matrices and the embedding: normal with this standard deviation; norms: 1; biases: 0. Weight k draws
+    from the random stream 4k: the C program, and any number of devices, start from the same weights.
     """
-    for part in parts(model):
-        weight = part.weight()
-        if weight.dim() == 1:
-            weight.fill_(0.0 if part.name.endswith(".bias") else 1.0)
-            continue
-        where = seed, 0, 4 * part.index, weight.numel(), part.start()
-        if weight.is_cuda:
-            values = llamac.base.random.normal_on(weight.device, *where)
-        else:
-            values = torch.from_numpy(llamac.base.random.normal(*where))
-        weight.copy_(values.mul_(model.config.initializer_range).view_as(weight))
+    if weight.dim() == 1:
+        weight.fill_(0.0 if name.endswith(".bias") else 1.0)
+        return
+    where = seed, 0, 4 * index, weight.numel(), start
+    if weight.is_cuda:
+        values = llamac.base.random.normal_on(weight.device, *where)
+    else:
+        values = torch.from_numpy(llamac.base.random.normal(*where))
+    weight.copy_(values.mul_(deviation).view_as(weight))
+
+
+def init_weights(model: nn.Module, seed: int) -> None:
+    """init_weight() of every weight."""
+    for p in parts(model):
+        init_weight(p.weight(), p.name, p.index, model.config.initializer_range, seed, p.start())
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""dev/bench_train.py on programs that are scripts."""
+"""dev/bench_train.py on programs that are scripts, and `llamac bench --hf`."""
 
 import json
 import os
@@ -6,15 +6,20 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from conftest import ROOT
+from run import run_llamac
 
 import llamac
 from llamac.base.errors import InputError
-from llamac.data import Loader
+from llamac.base.version import provenance
+from llamac.bench import hf, training
+from llamac.data import Loader, write_bin
 from llamac.report.plot import read_log
 from llamac.training.options import parse
 
@@ -48,15 +53,15 @@ def steps(loss=7.5):
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
     """fake(ours=body, torch=body): both programs -> their folder as a flag. Without a body: a good run."""
-    monkeypatch.setattr(bench_train, "ROOT", tmp_path)
+    monkeypatch.setattr(training, "FOLDER", tmp_path)
+    monkeypatch.setattr(training, "PEER", [sys.executable, str(tmp_path / "peers.py")])
     model = SimpleNamespace(vocab_size=4096, flops_per_token=lambda T: 1e11)
-    monkeypatch.setattr(bench_train, "load_config", lambda name: model)
+    monkeypatch.setattr(training, "load_config", lambda name: model)
 
     def make(ours: str = "steps()", torch: str = "steps()") -> list[str]:
         texts = {"train_llama3": (ours, "  computes on   Some GPU    tokens  1", 1000, 1100)}
         texts["train_llama3.py"] = (torch, "PyTorch 9.9 on Some GPU, tiny: 5 parameters", 400, 320)
-        texts["dev/peers.py"] = ("steps()", "PyTorch 9.9 on Some GPU, tiny: 5 parameters", 500, 500)
-        (tmp_path / "dev").mkdir(exist_ok=True)
+        texts["peers.py"] = ("steps()", "PyTorch 9.9 on Some GPU, tiny: 5 parameters", 500, 500)
         for name, (body, greeting, speed, later) in texts.items():
             values = {"name": name, "greeting": greeting, "speed": speed, "later": later, "body": body}
             text = PROGRAM.format(folder=str(tmp_path), **values)
@@ -144,7 +149,7 @@ def test_each_side_computes_its_own_parts_again():
     o.data, w = "tokens.bin", bench_train.WORKLOADS["8b-b1-t8192"]
     found = {}
     for program in ("llamac", "eager"):
-        words = bench_train.command(o, w, program, Path("out"))
+        words = training.command(o, w, program, Path("out"))
         found[program] = words[words.index("--recompute") + 1]
     assert found == {"llamac": "norm,swiglu", "eager": "none"}
 
@@ -153,7 +158,7 @@ def test_sharded_workloads():
     """The same run for both programs, but for the operations, on as many processes."""
     o = bench_train.parse_arguments(["--build", "b"])
     o.data, w = "tokens.bin", bench_train.SHARDED["8b-b2-t8192-fsdp"]
-    lines = [bench_train.command(o, w, program, Path("out")) for program in ("ops", "compile")]
+    lines = [training.command(o, w, program, Path("out")) for program in ("ops", "compile")]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     launcher += ["--nproc-per-node", "8", "--"]
     assert all(line[1:9] == launcher and line[10] == "--train" for line in lines)
@@ -171,13 +176,13 @@ def test_sharded_workloads():
 
 def test_peers_are_more_programs(fake, tmp_path, capsys, monkeypatch):
     """Each runs where its packages are; without them its row says so, which is no failure."""
-    monkeypatch.setattr(bench_train, "find_spec", lambda name: None if name == "torchao" else name)
+    monkeypatch.setattr(training, "find_spec", lambda name: None if name == "torchao" else name)
     arguments = [*fake(), "--rounds", "1", "--only", "script,torchao,hf"]
     assert bench_train.main(arguments) == 0
     rows = {row[0]: row[1:] for row in cells(capsys.readouterr().out)}
     assert rows["script"] == rows["hf"] == ["none", "500", "50", "80.2", "0.0", "1/1", "7.500", "-"]
     assert rows["torchao"] == ["none", "-", "-", "-", "-", "0/1", "-", "not installed: torchao"]
-    assert [words[:2] for words in calls(tmp_path)] == [["dev/peers.py", "script"], ["dev/peers.py", "hf"]]
+    assert [words[:2] for words in calls(tmp_path)] == [["peers.py", "script"], ["peers.py", "hf"]]
 
 
 @pytest.mark.parametrize("program", ["script", "hf", "patched --lora 4"])
@@ -189,9 +194,11 @@ def test_a_peer_trains(program, tmp_path):
     (package / "__init__.py").write_text("def apply_liger_kernel_to_llama(**parts): pass\n")
     log = tmp_path / "log.jsonl"
     flags = "--batch-size 2 --seq-len 32 --steps 3 --lr 1e-2 --dtype f32 --warmup-steps 0 --model tiny"
-    command = [sys.executable, ROOT / "dev/peers.py", *program.split(), *flags.split(), "--log", log]
+    write_bin(tmp_path / "tokens.bin", np.arange(500, dtype=np.uint32), 4096)
+    flags += f" --train-data {tmp_path}/tokens.bin"
+    command = [*training.PEER, *program.split(), *flags.split(), "--log", log]
     environment = os.environ | {"TORCH_COMPILE_DISABLE": "1", "PYTHONPATH": str(tmp_path)}
-    subprocess.run(command, env=environment, check=True, capture_output=True)
+    subprocess.run(command, env=environment, check=True, capture_output=True, cwd=ROOT)
     events = read_log(log)
     assert [event["step"] for event in events] == [1, 2, 3]
     assert all(8 < event["loss"] < 9 and event["tokens_per_s"] > 0 for event in events)
@@ -280,3 +287,100 @@ REFUSED = {
 def test_bad_arguments(fake, flag, message):
     with pytest.raises(InputError, match=message):
         bench_train.main([*fake(), flag])
+
+
+# llamac bench --hf
+
+
+def hf_runs(**speeds: float) -> list[training.Run]:
+    """Two rounds, the second a tenth faster."""
+    same = {"tflops": 1.0, "first_loss": 8.0, "loss": 7.0, "device": "CPU"}
+    return [
+        training.Run("w", name, k, tokens_per_s=speed * (0.9 + 0.1 * k), gpu_mem_gib=speed / 100, **same)
+        for name, speed in speeds.items()
+        for k in (1, 2)
+    ]
+
+
+def test_hf_rows_and_chart(tmp_path, monkeypatch):
+    """Ratios to Hugging Face's plain model, round by round; what failed has a row and no bar."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    seen = []
+    monkeypatch.setattr(pyplot, "close", seen.append)
+    found = [
+        *hf_runs(transformers=1000, llamac=2000),
+        training.Run("w", "liger", 1, failure="not installed: x"),
+    ]
+    text = hf.report(SimpleNamespace(label="tiny", dtype="f32"), found, ["w hf, round 2"], provenance())
+    losses = ["8.0000", "7.0000"]
+    assert cells(text) == [
+        ["Hugging Face", "1,050", "1.00", "10", "9.5", "2/2", *losses],
+        ["Liger", "-", "-", "-", "-", "0/1", "-", "not installed: x"],
+        ["llamac", "2,100", "2.00", "20", "9.5", "2/2", *losses],
+    ]
+    assert text.startswith("## tiny: CPU, llamac ") and "Left out, the time was over: w hf, round 2." in text
+    hf.chart(found, "title", tmp_path / "a.png")
+    speeds, memory = seen[0].axes
+    assert [label.get_text() for label in speeds.texts] == ["2,100   2.00x", "1,050"]
+    assert [bar.get_width() for bar in memory.patches] == [20, 10]
+    monkeypatch.undo()
+    pyplot.close("all")
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({}, []),
+        ({"first_loss": 8.00007}, []),
+        ({"first_loss": 8.0001}, ["llamac: first loss 8.000100, that of transformers is 8.000000"]),
+        ({"device": "Some GPU"}, ["llamac: computes on Some GPU, transformers on CPU"]),
+    ],
+)
+def test_hf_runs_that_differ(change, said):
+    found = hf_runs(transformers=1, llamac=1)
+    vars(found[-1]).update(change)
+    assert hf.differences(found, "f32") == said
+    text = hf.report(SimpleNamespace(label="tiny", dtype="f32"), found, [], provenance())
+    assert ("NOT COMPARABLE: " in text) == bool(said)
+
+
+def hf_bench(folder: Path, build: Path, *words: str) -> tuple[str, list[dict]]:
+    """The markdown and the runs of `llamac bench --hf` on small batches."""
+    small = ["--batch-size", "1", "--seq-len", "32", "--rounds", "1", "--steps", "2", "--warm-up", "1"]
+    line = ["bench", "--hf", *small, "--program", build / "train_llama3", "--out", folder, *words]
+    text = run_llamac(*line).stdout
+    assert text == (folder / "bench-hf.md").read_text()
+    return text, json.loads((folder / "bench-hf.json").read_text())["runs"]
+
+
+@pytest.mark.program
+def test_hf(build, gpu, tmp_path):
+    """The program and Hugging Face begin with the same loss, which needs the same weights and batch."""
+    text, found = hf_bench(tmp_path, build, "--only", "transformers,liger,llamac")
+    rows = {row[0]: row for row in cells(text)}
+    assert rows["llamac"][-3] == rows["Hugging Face"][-3] == "1/1"
+    if not find_spec("liger_kernel"):
+        assert rows["Liger"][-1] == "not installed: liger_kernel"
+    assert "NOT COMPARABLE" not in text and all(run["gpu_mem_gib"] > 0 for run in found if not run["failure"])
+
+
+@pytest.mark.slow
+@pytest.mark.program
+def test_hf_with_torch_compile(build, tmp_path):
+    _, found = hf_bench(tmp_path, build)
+    assert {"transformers", "compiled", "patched", "llamac"} <= {run["program"] for run in found}
+    assert not any(run["failure"] for run in found) and (tmp_path / "bench-hf.png").exists()
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--only transformers,eager", "--only: expected some of transformers, .*, llamac, found eager"),
+        ("--seq-len 99999", "--seq-len: expected at most max_position_embeddings"),
+        ("--program /nowhere", "--program /nowhere: expected the program train_llama3, found no file"),
+        ("--rounds 0", "--rounds: expected at least 1, found 0"),
+    ],
+)
+def test_bad_arguments_of_hf(flags, message):
+    with pytest.raises(InputError, match=message):
+        hf.main(flags.split())

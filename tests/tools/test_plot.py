@@ -10,12 +10,12 @@ import pytest
 from run import ROOT, run_llamac
 
 sys.path.insert(0, str(ROOT / "dev"))
-import bench_train
 import chart
 
 from llamac.base.errors import InputError
 from llamac.base.version import provenance
 from llamac.bench.report import PROGRAMS
+from llamac.bench.training import Run
 from llamac.report import plot
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
@@ -120,9 +120,9 @@ def runs(**speeds: float) -> str:
     found = []
     for program, speed in speeds.items():
         for number in (1, 2):
-            one = bench_train.Run("tiny", program, number, tokens_per_s=speed * number, device="Some GPU")
+            one = Run("tiny", program, number, tokens_per_s=speed * number, device="Some GPU")
             found.append(vars(one))
-    found.append(vars(bench_train.Run("tiny", "eager", 1, failure="out of memory")))
+    found.append(vars(Run("tiny", "eager", 1, failure="out of memory")))
     return json.dumps(provenance() | {"runs": found})
 
 

@@ -1,36 +1,38 @@
-"""Llama's training as its users write it, for dev/bench_train.py.
+"""Llama's training as its users write it, for llamac.bench.training.
 
-script   a plain PyTorch model (q/k/v and gate/up as one product each) under torch.compile
-torchao  the same, with torchao's float8 (--float8) in every linear layer but the head
-hf       transformers' LlamaForCausalLM with Liger's fused linear and cross-entropy, its decoder under
-         torch.compile
-transformers, patched
-         transformers' LlamaForCausalLM as it is, and under llamac.patch; with --lora, of PEFT's adapters
+script        a plain PyTorch model (q/k/v and gate/up as one product each) under torch.compile
+torchao       the same, with torchao's float8 (--float8) in every linear layer but the head
+transformers  transformers' LlamaForCausalLM as it is
+liger         the same with all of Liger's kernels
+compiled      the same as transformers, under torch.compile
+hf            with Liger's fused linear and cross-entropy, its decoder under torch.compile
+patched       under llamac.patch
 
 Weights, gradients and moments have the type of --dtype and are rounded to nearest. The optimizer is
-torch.optim.AdamW(fused=True) after clipping at 1; attention is cuDNN's where it takes the shape. Tokens are
-random. Flags of train_llama3.py that are not listed are ignored. --log gets a JSON object per step.
+torch.optim.AdamW(fused=True) after clipping at 1; attention is cuDNN's where it takes the shape. Batches are
+those of train_llama3, as are transformers' initial weights; with --lora, PEFT's adapters are trained. Flags
+of train_llama3.py that are not listed are ignored. --log gets a JSON object per step.
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from llamac.base import errors
 from llamac.base.dtypes import torch_dtypes
 from llamac.bench import harness
+from llamac.bench.training import PEERS, SEED
+from llamac.data.tokens import Loader
 from llamac.model.config import Config, load_config
 from llamac.training.run import ATTENTION
+from llamac.training.weights import init_weight
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of tokens and targets [B,T]
 
@@ -102,47 +104,57 @@ def script(c: Config, recompute: bool, float8: str = "") -> tuple[nn.Module, Los
 
 def hugging_face(c: Config, recompute: bool, program: str, lora: int = 0) -> tuple[nn.Module, Loss]:
     from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     values = c.to_dict("bfloat16") | {"use_cache": False}
-    if program == "hf":
-        from liger_kernel.transformers import apply_liger_kernel_to_llama
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        parts = dict.fromkeys(("rope", "rms_norm", "swiglu", "cross_entropy"), False)  # the compiler's
-        apply_liger_kernel_to_llama(**parts, fused_linear_cross_entropy=True)
+    if program in ("hf", "compiled"):
         # Under torch.compile transformers builds a mask [T,T] for the attention "sdpa", which excludes
         # causal kernels. It builds none for another name.
         AttentionInterface.register("sdpa_causal", sdpa_attention_forward)
         values["attn_implementation"] = "sdpa_causal"
+    if program in ("hf", "liger"):
+        from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+        parts = ("rope", "rms_norm", "swiglu") if program == "hf" else ()  # these are the compiler's
+        apply_liger_kernel_to_llama(**dict.fromkeys(parts, False))
     model = base = LlamaForCausalLM(LlamaConfig(**values))
+    for index, (name, _) in enumerate(c.parameters()):
+        init_weight(base.get_parameter(name), name, index, c.initializer_range, SEED)
     if recompute:
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if program == "hf":
         base.model.compile(dynamic=False)
+    if program == "compiled":
+        base.compile(dynamic=False)
     if lora:
         import peft
 
         model = peft.get_peft_model(base, peft.LoraConfig(r=lora, target_modules="all-linear"))
     if program == "patched":
-        import llamac
+        from llamac.ops.transformers_patch import patch
 
-        llamac.patch(base)
-    return model, lambda tokens, targets: model(input_ids=tokens, labels=tokens).loss
+        patch(base)
+    # shift_labels: each token's target, so that the last one counts, too.
+    return model, lambda tokens, targets: model(input_ids=tokens, labels=targets, shift_labels=targets).loss
 
 
 def train(model: nn.Module, loss_of: Loss, vocabulary: int, o) -> None:
     device = next(model.parameters()).device
+    data = Loader(o.train_data, o.seq_len, vocabulary, o.batch_size, seed=SEED)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=o.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
     on_gpu = device.type == "cuda"
     wait = torch.cuda.synchronize if on_gpu else lambda: None
+    if on_gpu:  # of the initial weights' random numbers
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     with open(o.log, "w") as log, sdpa_kernel(ATTENTION, set_priority=True):
         for step in range(1, o.steps + 1):
-            batch = torch.randint(vocabulary, (o.batch_size, o.seq_len + 1), device=device)
+            tokens, targets = (torch.from_numpy(x).long().to(device) for x in data.micro_batch(step - 1, 0))
             wait()
             begin = time.perf_counter()
-            loss = loss_of(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+            loss = loss_of(tokens, targets)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
             optimizer.step()
@@ -157,9 +169,10 @@ def train(model: nn.Module, loss_of: Loss, vocabulary: int, o) -> None:
 
 def main() -> None:
     parser = harness.parser(__doc__)
-    parser.add_argument("program", choices=("script", "torchao", "hf", "transformers", "patched"))
+    parser.add_argument("program", choices=PEERS)
     parser.add_argument("--model", required=True, help="a preset or a config.json")
     parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--train-data", required=True, metavar="GLOB")
     for name, value in (("batch-size", 1), ("seq-len", 8192), ("steps", 8)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--lr", type=float, default=1e-5)
@@ -182,7 +195,3 @@ def main() -> None:
     count = sum(p.numel() for p in model.parameters())
     print(f"PyTorch {torch.__version__} on {name}, {o.model}: {count:,} parameters")
     train(model.train(), loss_of, c.vocab_size, o)
-
-
-if __name__ == "__main__":
-    errors.run(main)
