@@ -10,7 +10,8 @@
 // The first allocates its outputs, without those that may be null, unless their size is fixed (cross_entropy's mean);
 // G and M, which no input may tell, are T there, and f32 where T is not told either. A size that no tensor tells is an
 // argument by its letter (repeat_kv_forward(Tensor x, SymInt NH)). `.out` writes where it is told, to null where that is
-// allowed; an operation whose outputs may all be null allocates none. Operands marked ~ are mutated arguments of both
+// allowed; an operation whose outputs may all be null allocates none, and one without inputs has this form alone: no tensor
+// would say where it computes. Operands marked ~ are mutated arguments of both
 // forms. A letter marked rows(N) may be any number of dimensions: results have
 // those of the first tensor that has it. An i32 that may be strided may be an int64, as PyTorch's targets are: its values
 // are those of the lower halves.
@@ -235,14 +236,14 @@ extern "C" __attribute__((visibility("default"))) void llamac_register_operation
     static torch::Library library(torch::Library::DEF, "llamac", std::nullopt, __FILE__, __LINE__);
     for (const llamac::Operation* op : llamac::operations()) {
         const llamac::Form form(*op, false);
-        llamac::define(library, form);
+        if (!form.leading.empty()) llamac::define(library, form);
         if (writes(*op)) llamac::define(library, llamac::Form(*op, true));
     }
     for (const llamac::Operation* op : llamac::operations()) {
         const llamac::Form form(*op, false), out(*op, true);
-        const bool gives = !form.results.empty();
+        const bool gives = !form.leading.empty() && !form.results.empty();
         if (gives) llamac::define_derivative(library, form);
-        if (!gives) llamac::refuse_derivative(library, form.name());
+        if (!form.leading.empty() && !gives) llamac::refuse_derivative(library, form.name());
         if (writes(*op)) llamac::refuse_derivative(library, out.name());
     }
 }

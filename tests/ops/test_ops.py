@@ -153,7 +153,12 @@ def test_rows_of_any_dimensions(name, shape):
 def test_every_operation_is_there():
     outputs = {name: [o for o in op["operands"] if o["output"]] for name, op in OPERATIONS.items()}
     out = {name for name, each in outputs.items() if not all(o["in_place"] for o in each)}
-    assert set(SCHEMAS) == set(OPERATIONS) | {f"{name}.out" for name in out}
+    read = {
+        name
+        for name, op in OPERATIONS.items()
+        if any(not o["output"] or o["in_place"] for o in op["operands"])
+    }
+    assert set(SCHEMAS) == read | {f"{name}.out" for name in out}
 
 
 @pytest.mark.parametrize("device", DEVICES)
