@@ -40,7 +40,7 @@ else
         --warmup-steps 200 --val-every 300 --sample-every 900 --checkpoint-every 600)
     chats="$out/chats/**/*.parquet"
     tuning=(--dtype bf16 --epochs 2 --batch-size 16 --lr 1e-4)
-    evaluation=(--tasks hellaswag,arc_easy,piqa --limit 1000)
+    evaluation=(--tasks "hellaswag,arc_easy,piqa" --limit 1000)
 fi
 
 step() { printf '\n== %s\n' "$*"; }

@@ -35,7 +35,7 @@ class ModelType(NamedTuple):
     qk_norm: bool = False  # of each head's queries and keys, before RoPE
 
 
-_QWENS = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096}
+_QWENS: dict[str, Any] = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096}
 _QWENS |= {"bos_token_id": None, "eos_token_id": None}
 _MISTRALS = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
 MODEL_TYPES = {

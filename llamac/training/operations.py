@@ -25,8 +25,8 @@ def llamac_operations() -> dict[str, Callable]:
         table = torch.tensor(frequencies, dtype=torch.float64, device=device)
         return ops.cis_of_frequencies(T, table, factor, dtype)
 
-    names = ("rmsnorm", "residual_rmsnorm", "rope", "qk_norm_rope", "attention", "swiglu")
-    names += ("linear_cross_entropy",)
+    names = ["rmsnorm", "residual_rmsnorm", "rope", "qk_norm_rope", "attention", "swiglu"]
+    names.append("linear_cross_entropy")
     return {"precompute_cis": precompute_cis} | {name: getattr(ops, name) for name in names}
 
 
