@@ -127,8 +127,8 @@ hipblasLtMatrixLayout_t make_layout(DType type, int64_t rows, int64_t columns) {
 
 template <class T>
 bool set(const Plan& plan, hipblasLtMatmulDescAttributes_t attribute, const T& value) {
-    return hipblasLtMatmulDescSetAttribute(plan.product, attribute, &value, sizeof value) ==
-           HIPBLAS_STATUS_SUCCESS;
+    return hipblasLtMatmulDescSetAttribute(plan.product, attribute, static_cast<const void*>(&value),
+                                           sizeof value) == HIPBLAS_STATUS_SUCCESS;
 }
 
 // The product's description; false where the library is too old for its scales.

@@ -159,6 +159,7 @@ struct Loop {
             watchdog.progress();
             // Ranks end together, so that none waits for one that has ended.
             if (ended_by == 0) agree();
+            // NOLINTNEXTLINE(bugprone-std-exception-baseclass): stop.h
             if (ended_by != 0) throw Stopped();
         };
     }
