@@ -29,9 +29,15 @@ Heads split_heads(const Model& m, const Tensor& qk, const Tensor& qkv) {
     const int64_t NH = m.config.NH, NKV = m.config.NKV;
     return {heads(m, qk, 0, NH), heads(m, qk, NH, NKV), heads(m, qkv, NH + NKV, NKV)};
 }
+// The rows of the queries and keys that attention reads. QK norm's backward reads those of the product, so that they are
+// others; a cached pass has no backward, and normalizes in place.
+const Tensor& qk_rows(const Model& m, int64_t layer, const CachedRows* cached = nullptr) {
+    const BlockActivations& a = m.activations.blocks[layer];
+    return m.config.qk_norm && !cached ? a.qk : a.qkv;
+}
 // As attention reads them.
-Heads split_heads(const Model& m, const BlockActivations& a) {
-    return split_heads(m, m.config.qk_norm ? a.qk : a.qkv, a.qkv);
+Heads split_heads(const Model& m, int64_t layer, const CachedRows* cached = nullptr) {
+    return split_heads(m, qk_rows(m, layer, cached), m.activations.blocks[layer].qkv);
 }
 // The value or the gradient of a block's activation.
 void show_value(const Model& m, const char* kind, int64_t layer, Tensor BlockActivations::* of,
@@ -73,12 +79,13 @@ void normalize_and_rotate(Model& m, int64_t layer, const CachedRows* cached) {
     const Tensor cis = !turns ? Tensor{} : cached ? cached->cis : m.activations.cis;
     if (m.config.qk_norm) {
         for (const NormedHeads& part : normed_heads(m, layer))
-            qk_norm_rope_forward(m.context, {.out = heads(m, a.qk, part.first, part.count),
-                                             .rstd = part.rstd,
-                                             .x = heads(m, a.qkv, part.first, part.count),
-                                             .weight = m.parameters.weight(part.weight),
-                                             .cis = cis,
-                                             .eps = m.config.eps});
+            qk_norm_rope_forward(m.context,
+                                 {.out = heads(m, qk_rows(m, layer, cached), part.first, part.count),
+                                  .rstd = part.rstd,
+                                  .x = heads(m, a.qkv, part.first, part.count),
+                                  .weight = m.parameters.weight(part.weight),
+                                  .cis = cis,
+                                  .eps = m.config.eps});
     } else if (turns) {
         const Tensor x = heads(m, a.qkv, 0, m.config.NH + m.config.NKV);
         rope_forward(m.context, {.out = x, .x = x, .cis = cis, .interleaved = false});
@@ -103,15 +110,10 @@ Heads cache_heads(const Model& m, int64_t layer, const KvCache& cache, int64_t s
 // Keys and values of T tokens of one sequence go to the cache; returns all that these tokens see there.
 Heads cached_heads(Model& m, int64_t layer, const Heads& rows, const CachedRows& cached) {
     const Heads own = cache_heads(m, layer, *cached.cache, cached.sequence, 1, cached.position, cached.end);
-    const int64_t size = size_of(own.k.dtype), width = m.config.kv_size() * size;
-    const auto copy = [&](const Tensor& to, const Tensor& from) {
-        copy_rows_async(m.context, to.data, to.stride[1] * size, from.data, from.stride[1] * size, width,
-                        from.shape[1]);
-    };
-    if (!m.context.dry_run) {
-        copy(own.k, rows.k);
-        copy(own.v, rows.v);
-    }
+    const int64_t size = size_of(own.k.dtype), width = own.k.stride[1] * size;
+    if (!m.context.dry_run)
+        copy_rows_async(m.context, own.k.data, width, rows.k.data, rows.k.stride[1] * size, width,
+                        rows.k.shape[1]);
     Heads seen = cache_heads(m, layer, *cached.cache, cached.sequence, 1, cached.begin, cached.end);
     seen.q = rows.q;
     return seen;
@@ -125,9 +127,10 @@ Tensor without_time(const Tensor& heads) {
 }
 
 // One token of each sequence: RoPE, its place in the cache, and attention.
-void attend_decode(Model& m, int64_t layer, const KvCache& cache) {
+void attend_decode(Model& m, int64_t layer, const CachedRows& cached) {
+    const KvCache& cache = *cached.cache;
     const BlockActivations& a = m.activations.blocks[layer];
-    const Heads h = split_heads(m, a);
+    const Heads h = split_heads(m, layer, &cached);
     const int64_t B = h.q.shape[0];
     const Heads all = cache_heads(m, layer, cache, 0, B, 0, cache.size.positions);
     Tensor begin = cache.first;
@@ -147,9 +150,9 @@ void attend_decode(Model& m, int64_t layer, const KvCache& cache) {
 
 // Attention. RoPE has rotated the queries, except in a pass of one token per cached sequence.
 void attend(Model& m, int64_t layer, const CachedRows* cached) {
-    if (cached && cached->is_decode) return attend_decode(m, layer, *cached->cache);
+    if (cached && cached->is_decode) return attend_decode(m, layer, *cached);
     const BlockActivations& a = m.activations.blocks[layer];
-    Heads h = split_heads(m, a);
+    Heads h = split_heads(m, layer, cached);
     if (cached) h = cached_heads(m, layer, h, *cached);
     attention_forward(m.context, {.out = attention_heads(m, a.attention),
                                   .lse = a.lse,
@@ -276,7 +279,7 @@ void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewri
     case Producer::norm:
         return norm_backward(m, norm_of(m, layer, row), d.*row.dx, true, written, accumulate);
     case Producer::attention: {
-        const Heads h = split_heads(m, a), dh = split_heads(m, d.dqkv, d.dqkv);
+        const Heads h = split_heads(m, layer), dh = split_heads(m, d.dqkv, d.dqkv);
         attention_backward(m.context, {.dq = dh.q,
                                        .dk = dh.k,
                                        .dv = dh.v,
@@ -431,7 +434,7 @@ void show_block(const Model& m, int64_t layer) {
     const BlockActivations& a = m.activations.blocks[layer];
     for (const auto& row : block_activations(m.config, 1, 1, a.qkv.dtype))
         if (row.member == &BlockActivations::qkv)
-            show_heads(m, "act.", layer, split_heads(m, a));
+            show_heads(m, "act.", layer, split_heads(m, layer));
         else if (*row.name)
             show_value(m, "act.", layer, row.member, a.*row.member);
 }

@@ -18,7 +18,7 @@ def find() -> str:
     if program := next(filter(None, map(shutil.which, places)), None):
         return program
     raise InputError(
-        "expected the program train_llama3 in the working folder or on PATH, found neither: "
+        "expected the program train_llama3 in the working folder, on PATH or in the checkout, found none: "
         "`make train_llama3` builds it, `make install` installs it"
     )
 
