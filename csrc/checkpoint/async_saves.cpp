@@ -7,7 +7,7 @@
 
 namespace llamac {
 
-AsyncSaves::AsyncSaves(const Ranks& run, std::unique_ptr<PinnedMemory<char>> memory)
+AsyncSaves::AsyncSaves(const Ranks& run, std::unique_ptr<PinnedPages> memory)
     : copy(std::move(memory)), writers(run.beside("checkpoint")), ranks(run) {}
 
 AsyncSaves::~AsyncSaves() {

@@ -15,13 +15,13 @@ namespace llamac {
 
 struct AsyncSaves {
     // copy: of the state of this rank. Every rank calls it. Throws Error.
-    AsyncSaves(const Ranks& run, std::unique_ptr<PinnedMemory<char>> copy);
+    AsyncSaves(const Ranks& run, std::unique_ptr<PinnedPages> copy);
     AsyncSaves(const AsyncSaves&) = delete;
     // Waits for the thread.
     ~AsyncSaves();
 
-    const std::unique_ptr<PinnedMemory<char>> copy;  // the thread's from start() to finish()
-    const Ranks writers;                             // the thread's
+    const std::unique_ptr<PinnedPages> copy;  // the thread's from start() to finish()
+    const Ranks writers;                      // the thread's
 
     // Calls save() in the thread; finish() returns its result. One at a time.
     void start(const std::function<std::string()>& save);

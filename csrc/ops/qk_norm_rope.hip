@@ -523,7 +523,7 @@ Operation qk_norm_rope_backward(
       "neighbouring lanes have whole heads, 128-bit accesses, dweight as one partial row per block",
       instantiations<LLAMAC_FLOATS(qk_norm_rope_backward_vectorized, float),
                      qk_norm_rope_backward_vectorized<bf16, bf16>>(),
-      heads_fit, blocks_of(256, 128, block_threads), backward_workspace},
+      heads_fit, blocks_of(block_threads, 256, 128), backward_workspace},
      {"naive", "one thread per head, one thread per channel for dweight",
       instantiations<LLAMAC_FLOATS(qk_norm_rope_backward_naive, float),
                      qk_norm_rope_backward_naive<bf16, bf16>>()},

@@ -23,6 +23,9 @@ using hipGraphExec_t = cudaGraphExec_t;
 #define hipMalloc cudaMalloc
 #define hipFree cudaFree
 #define hipHostFree cudaFreeHost
+#define hipHostRegister cudaHostRegister
+#define hipHostRegisterDefault cudaHostRegisterDefault
+#define hipHostUnregister cudaHostUnregister
 #define hipMemGetInfo cudaMemGetInfo
 #define hipMemcpy cudaMemcpy
 #define hipMemcpyAsync cudaMemcpyAsync

@@ -179,14 +179,14 @@ std::unique_ptr<AsyncSaves> prepare_async_saves(Trainer& t) {
     const double needed = static_cast<double>(bytes * ranks.on_this_host()) / (1 << 30),
                  available = available_memory_gib();
     ranks.barrier();  // all ranks read the available memory before any allocates
-    std::unique_ptr<PinnedMemory<char>> copy;
+    std::unique_ptr<PinnedPages> copy;
     std::string why;
     ranks.together("pinned memory", [&] {
         try {
             // The rest is for the system and for the cache of the files that are written.
             if (constexpr double share = 0.9; available > 0 && needed > share * available)
                 fail("memory: the host has ", available, " GiB available, ", needed, " GiB are needed");
-            copy = std::make_unique<PinnedMemory<char>>(bytes);
+            copy = std::make_unique<PinnedPages>(bytes);
         } catch (const Error& error) {
             why = error.what();
         }

@@ -278,6 +278,13 @@ inline hipError_t hipHostMalloc(void** p, size_t bytes) {
 inline hipError_t hipHostFree(void* p) {
     return hipFree(p);
 }
+constexpr unsigned hipHostRegisterDefault = 0;
+inline hipError_t hipHostRegister(void*, size_t, unsigned) {
+    return hipSuccess;
+}
+inline hipError_t hipHostUnregister(void*) {
+    return hipSuccess;
+}
 // The machine's memory, used or not.
 hipError_t hipMemGetInfo(size_t* free, size_t* total);
 inline hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyKind) {
