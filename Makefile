@@ -179,13 +179,12 @@ isa: setup-test
 
 validate: train_llama3 native
 	cmake --build $(BUILD) --parallel $(JOBS)
-	cmake --build $(BUILD) --parallel $(JOBS) --target benchmarks
+	cmake --build $(BUILD) --parallel $(JOBS) --target benchmark
 	$(VENV) dev/validate.py --build $(BUILD) $(if $(QUICK),--quick) $(STAGES)
 
-MICROBENCHMARKS = $(patsubst dev/hip/%.cpp,$(BUILD)/%,$(filter-out dev/hip/benchmark.cpp,$(wildcard dev/hip/*.cpp)))
 bench: train_llama3 native
-	cmake --build $(BUILD) --parallel $(JOBS) --target benchmarks
-	failed=0; for program in $(MICROBENCHMARKS); do $$program || failed=1; done; \
+	cmake --build $(BUILD) --parallel $(JOBS) --target benchmark
+	failed=0; $(BUILD)/benchmark || failed=1; \
 	    $(VENV) -m llamac bench --out $(BUILD)/bench && exit $$failed
 
 bench-train: train_llama3 setup-test

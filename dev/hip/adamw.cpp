@@ -1,5 +1,5 @@
 // AdamW: weights rounded stochastically, and with fp32 master weights.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "adamw", .absent = {"master"}},
-                                                           {.operation = "adamw"}};
+static const llamac::Benchmarks adamw = {{.operation = "adamw", .absent = {"master"}},
+                                         {.operation = "adamw"}};

@@ -1,4 +1,4 @@
 // The likeliest token of one sequence.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "argmax", .widths_8b = "N=1"}};
+static const llamac::Benchmarks argmax = {{.operation = "argmax", .widths_8b = "N=1"}};

@@ -1,5 +1,5 @@
 // Causal attention with grouped queries, backward.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {
+static const llamac::Benchmarks attention_backward = {
     {.operation = "attention_backward", .absent = {"first"}}};

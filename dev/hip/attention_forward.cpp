@@ -1,5 +1,4 @@
 // Causal attention with grouped queries.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {
-    {.operation = "attention_forward", .absent = {"first"}}};
+static const llamac::Benchmarks attention_forward = {{.operation = "attention_forward", .absent = {"first"}}};

@@ -1,6 +1,7 @@
 #include "benchmark.h"
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <map>
 #include <sstream>
 
@@ -11,6 +12,12 @@
 
 namespace llamac {
 namespace {
+
+// Of all sources.
+std::vector<Benchmark>& benchmarks() {
+    static std::vector<Benchmark> all;
+    return all;
+}
 
 using Widths = std::map<std::string, int64_t>;
 
@@ -321,10 +328,12 @@ void print_table(const Job& job, const Result& result, const Limit& limit) {
     std::fflush(stdout);
 }
 
-int run_all(const Flags& flags) {
+// operation: "benchmark" for all.
+int run_benchmarks(const std::string& operation, const Flags& flags) {
     int failed = 0;
     size_t ran = 0;
-    for (Benchmark b : benchmarks) {
+    for (Benchmark b : benchmarks()) {
+        if (operation != "benchmark" && operation != b.operation) continue;
         if (flags.documents)
             std::erase_if(b.absent, [&](const char* name) {
                 const Operation& op = find_operation(b.operation);
@@ -347,11 +356,16 @@ int run_all(const Flags& flags) {
 }
 
 }  // namespace
+
+Benchmarks::Benchmarks(std::initializer_list<Benchmark> rows) {
+    benchmarks().insert(benchmarks().end(), rows);
+}
+
 }  // namespace llamac
 
 int main(int argc, char** argv) {
     llamac::Flags flags;
-    CLI::App app("Checks and times every kernel of one operation.");
+    CLI::App app("Checks and times every kernel of the operation that the program is named after.");
     app.add_option("--variant", flags.variant, "only this variant");
     app.add_option("--preset", flags.preset, "widths [8b; tiny on an emulated device]")
         ->check(CLI::IsMember({"8b", "small", "tiny"}));
@@ -362,7 +376,7 @@ int main(int argc, char** argv) {
     try {
         app.parse(argc, argv);
         if (flags.preset.empty()) flags.preset = llamac::device_properties().emulated ? "tiny" : "8b";
-        return llamac::run_all(flags);
+        return llamac::run_benchmarks(std::filesystem::path(argv[0]).filename(), flags);
     } catch (const CLI::ParseError& error) {
         return app.exit(error) ? 2 : 0;
     } catch (const llamac::Error& error) {

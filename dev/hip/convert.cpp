@@ -1,4 +1,4 @@
 // Conversion between storage types.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "convert"}};
+static const llamac::Benchmarks convert = {{.operation = "convert"}};

@@ -1,4 +1,4 @@
 // Embedding, backward: rows of equal tokens added in order.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "embedding_backward"}};
+static const llamac::Benchmarks embedding_backward = {{.operation = "embedding_backward"}};

@@ -1,4 +1,4 @@
 // Embedding: a row of the table for every token.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "embedding_forward"}};
+static const llamac::Benchmarks embedding_forward = {{.operation = "embedding_forward"}};

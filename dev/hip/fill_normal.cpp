@@ -1,4 +1,4 @@
 // Initial weights.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "fill_normal"}};
+static const llamac::Benchmarks fill_normal = {{.operation = "fill_normal"}};

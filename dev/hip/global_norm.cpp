@@ -1,4 +1,4 @@
 // The norm of all gradients.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "global_norm"}};
+static const llamac::Benchmarks global_norm = {{.operation = "global_norm"}};

@@ -1,4 +1,4 @@
 // The hash of a tensor's memory.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "hash"}};
+static const llamac::Benchmarks hash = {{.operation = "hash"}};

@@ -1,4 +1,4 @@
 // The mean of the losses of rows that count.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "mean_loss"}};
+static const llamac::Benchmarks mean_loss = {{.operation = "mean_loss"}};

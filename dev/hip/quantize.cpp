@@ -1,4 +1,4 @@
 // Quantisation to fp8, transposed too, with the maximum.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "quantize"}};
+static const llamac::Benchmarks quantize = {{.operation = "quantize"}};

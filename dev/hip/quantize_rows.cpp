@@ -1,4 +1,4 @@
 // Quantisation to fp8 with a scale per row.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "quantize_rows"}};
+static const llamac::Benchmarks quantize_rows = {{.operation = "quantize_rows"}};

@@ -1,4 +1,4 @@
 // The gradients of a group's heads, added.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "repeat_kv_backward"}};
+static const llamac::Benchmarks repeat_kv_backward = {{.operation = "repeat_kv_backward"}};

@@ -1,4 +1,4 @@
 // Key/value heads repeated for their query heads.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "repeat_kv_forward"}};
+static const llamac::Benchmarks repeat_kv_forward = {{.operation = "repeat_kv_forward"}};

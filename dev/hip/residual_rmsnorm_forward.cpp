@@ -1,4 +1,4 @@
 // RMSNorm fused with the residual add before it.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "residual_rmsnorm_forward"}};
+static const llamac::Benchmarks residual_rmsnorm_forward = {{.operation = "residual_rmsnorm_forward"}};

@@ -1,4 +1,4 @@
 // RMSNorm.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "rmsnorm_forward"}};
+static const llamac::Benchmarks rmsnorm_forward = {{.operation = "rmsnorm_forward"}};

@@ -1,4 +1,4 @@
 // Rotary position embedding, backward.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "rope_backward"}};
+static const llamac::Benchmarks rope_backward = {{.operation = "rope_backward"}};

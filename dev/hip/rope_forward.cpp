@@ -1,4 +1,4 @@
 // Rotary position embedding, half-split pairs.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "rope_forward"}};
+static const llamac::Benchmarks rope_forward = {{.operation = "rope_forward"}};

@@ -1,4 +1,4 @@
 // A product in fp8.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "scaled_matmul"}};
+static const llamac::Benchmarks scaled_matmul = {{.operation = "scaled_matmul"}};

@@ -1,4 +1,4 @@
 // A product in fp8 with scales per row.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "scaled_matmul_rows"}};
+static const llamac::Benchmarks scaled_matmul_rows = {{.operation = "scaled_matmul_rows"}};

@@ -1,5 +1,4 @@
 // SwiGLU, backward.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {
-    {.operation = "swiglu_backward", .absent = {"out"}}};
+static const llamac::Benchmarks swiglu_backward = {{.operation = "swiglu_backward", .absent = {"out"}}};

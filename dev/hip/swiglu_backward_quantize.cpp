@@ -1,4 +1,4 @@
 // The gradients of SwiGLU's inputs, in fp8.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "swiglu_backward_quantize"}};
+static const llamac::Benchmarks swiglu_backward_quantize = {{.operation = "swiglu_backward_quantize"}};

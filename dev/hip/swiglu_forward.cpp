@@ -1,4 +1,4 @@
 // SwiGLU on the joined gate and up rows.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "swiglu_forward"}};
+static const llamac::Benchmarks swiglu_forward = {{.operation = "swiglu_forward"}};

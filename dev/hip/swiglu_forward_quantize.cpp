@@ -1,4 +1,4 @@
 // SwiGLU that writes fp8.
 #include "benchmark.h"
 
-const std::vector<llamac::Benchmark> llamac::benchmarks = {{.operation = "swiglu_forward_quantize"}};
+static const llamac::Benchmarks swiglu_forward_quantize = {{.operation = "swiglu_forward_quantize"}};
