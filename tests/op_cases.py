@@ -52,7 +52,8 @@ def gradients(function: Callable, inputs: list[torch.Tensor], dout: torch.Tensor
 
 
 def embedding_forward(i):
-    return {"out": F.embedding(i["tokens"].long(), i["weight"])}
+    row, position = F.embedding(i["tokens"].long(), i["weight"]), i["place"].long()
+    return {"out": row + F.embedding(position, i["positions"])}
 
 
 def embedding_backward(i):
@@ -74,6 +75,30 @@ def rmsnorm_backward(i):
     norm = partial(reference.rmsnorm, eps=EPS)
     dx, dweight = gradients(norm, [i["x"], i["weight"]], i["dout"])
     return {"dx": dx + i["dresidual"], "dweight": dweight, "out": norm(i["x"], i["weight"])}
+
+
+def layernorm(x, weight, bias):
+    return F.layer_norm(x, x.shape[-1:], weight, bias, EPS)
+
+
+def layernorm_statistics(x):
+    wide = reference.at_least_fp32(x)
+    return {"mean": wide.mean(-1), "rstd": (wide.var(-1, correction=0) + EPS).rsqrt()}
+
+
+def layernorm_forward(i):
+    return {"out": layernorm(i["x"], i["weight"], i["bias"])} | layernorm_statistics(i["x"])
+
+
+def residual_layernorm_forward(i):
+    total = i["x"] + i["residual"]
+    return {"sum": total} | layernorm_forward(i | {"x": total})
+
+
+def layernorm_backward(i):
+    inputs = [i["x"], i["weight"], i["bias"]]
+    dx, dweight, dbias = gradients(layernorm, inputs, i["dout"])
+    return {"dx": dx + i["dresidual"], "dweight": dweight, "dbias": dbias, "out": layernorm(*inputs)}
 
 
 def precompute_cis(i):
@@ -193,6 +218,19 @@ def swiglu_forward(i):
 def swiglu_backward(i):
     (dgate_up,) = gradients(reference.swiglu, [i["gate_up"]], i["dout"])
     return {"dgate_up": dgate_up, "out": reference.swiglu(i["gate_up"])}
+
+
+def gelu(x, bias, tanh):
+    return F.gelu(x + bias, approximate="tanh" if tanh else "none")
+
+
+def gelu_forward(i, tanh=False):
+    return {"out": gelu(i["x"], i["bias"], tanh)}
+
+
+def gelu_backward(i, tanh=False):
+    (dx,) = gradients(partial(gelu, bias=i["bias"], tanh=tanh), [i["x"]], i["dout"])
+    return {"dx": dx, "out": gelu(i["x"], i["bias"], tanh)}
 
 
 def matmul_forward(i):
@@ -394,7 +432,10 @@ CLASSES = [
 ]
 ANGLES = [{"T": t, "HD": d} for t, d in ((1, 2), (7, 6), (65, 64), (1031, 128), (70001, 2))]
 ELEMENTS = [{"P": p} for p in (1, 7, 63, 64, 65, 1031, 100003)]
-WORDS = [{"N": n, "C": c, "V": v} for n, c, v in ((1, 1, 1), (7, 63, 5), (65, 64, 1031), (130, 33, 2))]
+WORDS = [
+    {"N": n, "C": c, "V": v, "M": m}
+    for n, c, v, m in ((1, 1, 1, 1), (7, 63, 5, 3), (65, 64, 1031, 40), (130, 33, 2, 65))
+]
 
 ADAMW_SCALARS = (*ADAMW["betas"], ADAMW["eps"], ADAMW["weight_decay"], ADAMW["clip"], 42, 0, 0)
 CASES = {
@@ -403,6 +444,9 @@ CASES = {
     "rmsnorm_forward": Case(rmsnorm_forward, ROWS, (EPS,)),
     "residual_rmsnorm_forward": Case(residual_rmsnorm_forward, ROWS, (EPS,)),
     "rmsnorm_backward": Case(rmsnorm_backward, ROWS, (False,), backward=True),
+    "layernorm_forward": Case(layernorm_forward, ROWS, (EPS,)),
+    "residual_layernorm_forward": Case(residual_layernorm_forward, ROWS, (EPS,)),
+    "layernorm_backward": Case(layernorm_backward, ROWS, (False,), backward=True),
     "precompute_cis": Case(precompute_cis, ANGLES),
     "rope_forward": Case(rope_forward, HEADS, (False,)),
     "rope_backward": Case(rope_backward, HEADS, (False,), backward=True),
@@ -416,6 +460,8 @@ CASES = {
     "argmax": Case(argmax, CLASSES),
     "swiglu_forward": Case(swiglu_forward, FEED),
     "swiglu_backward": Case(swiglu_backward, FEED, backward=True),
+    "gelu_forward": Case(gelu_forward, FEED, (False,)),
+    "gelu_backward": Case(gelu_backward, FEED, (False,), backward=True),
     "bias_forward": Case(bias_forward, BIASED),
     "bias_backward": Case(bias_backward, BIASED, (False,), backward=True),
     "matmul_forward": Case(matmul_forward, PRODUCTS),
@@ -482,6 +528,8 @@ def make_inputs(
         values["scale"].fill_(16)  # a power of two; nothing is beyond the largest value
     if op["name"] in ("rmsnorm_backward", "qk_norm_rope_backward"):
         values["rstd"] = reference.rstd(values["x"], EPS)
+    if op["name"] == "layernorm_backward":
+        values |= layernorm_statistics(values["x"])
     values |= dict.fromkeys(absent)
     for name, value in saved_results(op["name"], values, **mask).items():
         values[name] = value.to(values[name].dtype)

@@ -98,7 +98,7 @@ struct Parser {
         return found;
     }
     struct OperandMarks {
-        std::vector<Place> bound, begins, except, adds_if, random, may_share;
+        std::vector<Place> bound, begins, except, adds_if, random, with, may_share;
     };
     std::vector<OperandMarks> marks;
 
@@ -216,6 +216,9 @@ struct Parser {
         } else if (eat_word("random")) {
             only(o.in_place, "'random' only after an output with ~");
             m.random = arguments("a scalar of type int");
+        } else if (eat_word("with")) {
+            only(o.nullable, "'with' only after an operand that may be null");
+            m.with = arguments("an operand that may be null");
         } else if (eat_word("may_share")) {
             only(o.output, "'may_share' only after an output");
             m.may_share = arguments("an input");
@@ -331,6 +334,13 @@ struct Parser {
             op.dimensions[d].splits = true;
         }
     }
+    // Whether a derivative parsed so far gives the gradient of the operand.
+    bool is_given(int operand) const {
+        for (const Derivative& d : op.derivatives)
+            for (const Derivative::Binding& b : d.gives)
+                if (b.source == operand) return true;
+        return false;
+    }
     // "dx: grad x", "dout: grad out", "x: sum", or "weight" for "weight: weight".
     Derivative::Binding parse_binding(bool gives) {
         Place own = reference("an operand of the derivative");
@@ -341,7 +351,9 @@ struct Parser {
         }
         if (gives && !b.gradient) at = own.at, fail_here("': grad' and an input");
         b.source = gives ? input_of(own) : resolve(own, op.operands, "an operand");
-        if (!gives && b.gradient && !op.operands[b.source].output) at = own.at, fail_here("an output");
+        if (!gives && b.gradient && !op.operands[b.source].output && !is_given(b.source))
+            at = own.at,
+            fail_here("an output, or an input whose gradient a derivative before this one gives");
         return b;
     }
     void parse_derivative() {
@@ -423,6 +435,11 @@ struct Parser {
                     o.random = scalar_of(p, 'i', "a scalar of type int");
                 else
                     o.nearest_beside = resolve(p, op.operands, "an operand");
+            }
+            for (const Place& p : marks[i].with) {
+                o.with = resolve(p, op.operands, "an operand that may be null");
+                if (!op.operands[static_cast<size_t>(o.with)].nullable)
+                    at = p.at, fail_here("an operand that may be null");
             }
             for (const Place& p : marks[i].may_share) o.may_share.push_back(input_of(p));
         }

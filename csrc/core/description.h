@@ -42,6 +42,7 @@ struct Operand {
     int adds_if = -1;      // adds_if(...): the scalar that decides whether an output is added to or written
     int random = -1;       // random(...): the scalar that seeds stochastic rounding
     int nearest_beside = -1;     // random(seed, OPERAND): rounded to nearest where that operand is given
+    int with = -1;               // with(OPERAND): given in the calls that give that operand, and in no others
     std::vector<int> may_share;  // operands whose memory an output may be
 
     bool accumulated() const { return adds_if >= 0; }

@@ -150,6 +150,18 @@ std::vector<Scalar> complete(const Operation& op, std::span<const Scalar> given)
     return all;
 }
 
+// with(OPERAND). A tensor without elements may have no memory.
+void check_company(const Operation& op, std::span<const Tensor> tensors) {
+    const auto is_given = [&](size_t i) { return tensors[i].data || tensors[i].elements() == 0; };
+    for (size_t i = 0; i < tensors.size(); i++) {
+        const int with = op.operands[i].with;
+        if (with < 0 || is_given(i) == is_given(static_cast<size_t>(with))) continue;
+        const std::string &own = op.operands[i].name, &other = op.operands[static_cast<size_t>(with)].name;
+        fail(op.name, ": ", is_given(i) ? other : own, " is missing, expected with ",
+             is_given(i) ? own : other);
+    }
+}
+
 // multiple(NH, NKV) and the like.
 void check_multiples(const Operation& op, const int64_t* size) {
     for (size_t d = 0; d < op.dimensions.size(); d++) {
@@ -250,6 +262,7 @@ void run(const Operation& op, std::span<const Tensor> tensors, std::span<const S
         const size_t i = op.in_order(k);
         is_empty |= !check_operand(op, op.operands[i], tensors[i], size, types);
     }
+    check_company(op, tensors);
     check_multiples(op, size);
     check_limits(op, scalars, size);
     Call call{&op, tensors.data(), scalars.data(), size, {context.stream, 0, nullptr, context}};

@@ -1,7 +1,9 @@
-// Embedding: a row of the table for every token.
+// Embedding: a row of the table for every token; where positions are learned, as GPT-2's are, plus a row of their table.
 //
-//   out[n,c]        = weight[tokens[n],c]
+//   out[n,c]        = weight[tokens[n],c] (+ positions[place[n],c], added before the one rounding)
 //   dweight[v,c] (+)= sum over the n with tokens[n] = v of dout[n,c]
+//
+// The gradient of positions is the same, with place as tokens.
 //
 // Backward adds the rows of equal tokens in their order in fp32, and rounds each sum once: deterministic without atomics, and
 // a bf16 gradient of a frequent token loses nothing.
@@ -25,10 +27,15 @@ namespace llamac {
 namespace {
 
 template <class T>
-void embedding_forward_reference(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight) {
+void embedding_forward_reference(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight,
+                                 View<const T, 2> positions, View<const int32_t, 1> place) {
+    using A = arithmetic<T>;
     const int64_t N = out.shape[0], C = out.shape[1];
     for (int64_t n = 0; n < N; n++)
-        for (int64_t c = 0; c < C; c++) out(n, c) = weight(tokens(n), c);
+        for (int64_t c = 0; c < C; c++) {
+            const T row = weight(tokens(n), c);
+            out(n, c) = positions ? T(A(row) + A(positions(place(n), c))) : row;
+        }
 }
 
 template <class T, class G>
@@ -45,10 +52,20 @@ void embedding_backward_reference(View<G, 2> dweight, View<const T, 2> dout, Vie
 }
 
 template <class T>
-void embedding_forward_cpu(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight) {
+void embedding_forward_cpu(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight,
+                           View<const T, 2> positions, View<const int32_t, 1> place) {
     const int64_t N = out.shape[0], C = out.shape[1];
 #pragma omp parallel for if (N > 1)
-    for (int64_t n = 0; n < N; n++) std::memcpy(&out(n, 0), &weight(tokens(n), 0), C * sizeof(T));
+    for (int64_t n = 0; n < N; n++) {
+        T* const to = &out(n, 0);
+        const T *row = &weight(tokens(n), 0), *added = positions ? &positions(place(n), 0) : nullptr;
+        if (!added) {
+            std::memcpy(to, row, C * sizeof(T));
+            continue;
+        }
+#pragma omp simd
+        for (int64_t c = 0; c < C; c++) store(to + c, float(row[c]) + float(added[c]));
+    }
 }
 
 // The rows of dout in the order of their tokens: those of token v stand at first[v] .. first[v+1]-1.
@@ -97,17 +114,22 @@ void embedding_backward_cpu(View<G, 2> dweight, View<const T, 2> dout, View<cons
 // ---- naive
 
 template <class T>
-__global__ void embedding_forward_naive_kernel(T* out, const int32_t* tokens, const T* weight, int64_t N,
+__global__ void embedding_forward_naive_kernel(T* out, const int32_t* tokens, const T* weight,
+                                               const T* positions, const int32_t* place, int64_t N,
                                                int64_t C) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    if (i < N * C) out[i] = weight[tokens[i / C] * C + i % C];
+    if (i >= N * C) return;
+    const T row = weight[tokens[i / C] * C + i % C];
+    out[i] = positions ? T(float(row) + float(positions[place[i / C] * C + i % C])) : row;
 }
 
 template <class T>
 void embedding_forward_naive(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight,
+                             View<const T, 2> positions, View<const int32_t, 1> place,
                              LaunchContext context) {
     const int64_t N = out.shape[0], C = out.shape[1];
-    launch(context.grid(N * C), embedding_forward_naive_kernel<T>, out.data, tokens.data, weight.data, N, C);
+    launch(context.grid(N * C), embedding_forward_naive_kernel<T>, out.data, tokens.data, weight.data,
+           positions.data, place.data, N, C);
 }
 
 // Dynamic LDS: the row's sums, C floats. A thread has its columns for itself, so that none waits.
@@ -157,19 +179,38 @@ Slabs slabs_of(int64_t C, int size, int wanted) {
     return {static_cast<int>(threads), static_cast<int>((vectors + threads - 1) / threads)};
 }
 
-template <class T, bool whole>
+template <class T, bool whole, bool positioned>
 __global__ void __launch_bounds__(copy_threads)
     embedding_forward_vectorized_kernel(Dependent<T*> out_, Dependent<const int32_t*> tokens_,
-                                        Dependent<const T*> weight_, int64_t N, int64_t C, int slabs) {
-    const auto [out, tokens, weight] = start_next_and_wait(out_, tokens_, weight_);
+                                        Dependent<const T*> weight_, Dependent<const T*> positions_,
+                                        Dependent<const int32_t*> place_, int64_t N, int64_t C, int slabs) {
+    const auto [out, tokens, weight, positions, place] =
+        start_next_and_wait(out_, tokens_, weight_, positions_, place_);
     const int64_t first = int64_t{blockIdx.x / slabs} * forward_rows;
     const int64_t c = (int64_t{blockIdx.x % slabs} * blockDim.x + threadIdx.x) * vector_size<T>;
-    int64_t token[forward_rows];
-    uint4 row[forward_rows];
+    int64_t token[forward_rows], position[positioned ? forward_rows : 1];
+    uint4 row[forward_rows], added[positioned ? forward_rows : 1];
 #pragma unroll
-    for (int i = 0; i < forward_rows; i++) token[i] = tokens[first + i < N ? first + i : N - 1];
+    for (int i = 0; i < forward_rows; i++) {
+        const int64_t n = first + i < N ? first + i : N - 1;
+        token[i] = tokens[n];
+        if constexpr (positioned) position[i] = place[n];
+    }
 #pragma unroll
-    for (int i = 0; i < forward_rows; i++) row[i] = load_part<whole>(weight + token[i] * C, c, C);
+    for (int i = 0; i < forward_rows; i++) {
+        row[i] = load_part<whole>(weight + token[i] * C, c, C);
+        if constexpr (positioned) added[i] = load_part<whole>(positions + position[i] * C, c, C);
+    }
+    if constexpr (positioned) {
+#pragma unroll
+        for (int i = 0; i < forward_rows; i++) {
+            float a[vector_size<T>], b[vector_size<T>];
+            unpack(row[i], a);
+            unpack(added[i], b);
+            for (int e = 0; e < vector_size<T>; e++) a[e] += b[e];
+            row[i] = pack(a);
+        }
+    }
 #pragma unroll
     for (int i = 0; i < forward_rows; i++)
         if (first + i < N) store_part<whole>(out + (first + i) * C, c, C, row[i]);
@@ -177,15 +218,21 @@ __global__ void __launch_bounds__(copy_threads)
 
 template <class T>
 void embedding_forward_vectorized(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight,
+                                  View<const T, 2> positions, View<const int32_t, 1> place,
                                   LaunchContext context) {
+    using Kernel = void (*)(Dependent<T*>, Dependent<const int32_t*>, Dependent<const T*>,
+                            Dependent<const T*>, Dependent<const int32_t*>, int64_t, int64_t, int);
+    static constexpr Kernel kernels[2][2] = {{embedding_forward_vectorized_kernel<T, false, false>,
+                                              embedding_forward_vectorized_kernel<T, false, true>},
+                                             {embedding_forward_vectorized_kernel<T, true, false>,
+                                              embedding_forward_vectorized_kernel<T, true, true>}};
     const int64_t N = out.shape[0], C = out.shape[1];
     const Slabs slabs = slabs_of(C, vector_size<T>, context.threads);
-    const bool whole = is_whole({out.data, weight.data}, C, vector_size<T>);
-    launch(
-        Grid(blocks_for((N + forward_rows - 1) / forward_rows * slabs.count, 1), slabs.threads,
-             context.stream),
-        whole ? embedding_forward_vectorized_kernel<T, true> : embedding_forward_vectorized_kernel<T, false>,
-        out.data, tokens.data, weight.data, N, C, slabs.count);
+    const bool whole = is_whole({out.data, weight.data, positions.data}, C, vector_size<T>);
+    launch(Grid(blocks_for((N + forward_rows - 1) / forward_rows * slabs.count, 1), slabs.threads,
+                context.stream),
+           kernels[whole][positions.data != nullptr], out.data, tokens.data, weight.data, positions.data,
+           place.data, N, C, slabs.count);
 }
 
 struct Scan {
@@ -358,16 +405,21 @@ void embedding_backward_sorted(View<G, 2> dweight, View<const T, 2> dout, View<c
 
 const std::vector<int> block_sizes = {256, 128, 512};
 
-// Counts only the rows of the table that are read.
+// Counts only the rows of the table that are read, and each position once.
 double embedding_forward_bytes(const Call& c) {
-    return static_cast<double>(2 * c.operand("out").bytes() + c.operand("tokens").bytes());
+    const int64_t out = c.operand("out").bytes(), tokens = c.operand("tokens").bytes();
+    const Tensor& positions = c.operand("positions");
+    const int64_t added = positions.data ? std::min(out, positions.bytes()) + tokens : 0;
+    return static_cast<double>(2 * out + tokens + added);
 }
 
 Operation embedding_forward(
     "embedding_forward<T: f32 bf16 f64>"
-    "(out: T[N,C]; tokens: i32[N] <V, weight: T[V,C]) rows(N) empty(N) test(N=9, V=40, C=4096)"
-    " derivative embedding_backward(dweight: grad weight; dout: grad out, tokens)",
-    "out = weight[tokens]",
+    "(out: T[N,C]; tokens: i32[N] <V, weight: T[V,C], positions?: T[M,C], place?: i32[N] <M with(positions))"
+    " rows(N) empty(N) test(N=9, V=40, C=4096, M=5)"
+    " derivative embedding_backward(dweight: grad weight; dout: grad out, tokens)"
+    " derivative embedding_backward(dweight: grad positions; dout: grad out, tokens: place)",
+    "out = weight[tokens] + positions[place]",
     {{"cpu", "rows over threads", instantiations<LLAMAC_FLOATS(embedding_forward_cpu)>()},
      {"vectorized", "rows in 128-bit accesses, several in flight",
       instantiations<LLAMAC_FLOATS(embedding_forward_vectorized)>(), nullptr, block_sizes},
@@ -375,7 +427,8 @@ Operation embedding_forward(
       block_sizes},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(embedding_forward_reference), embedding_forward_reference<double>>()}},
-    nullptr, embedding_forward_bytes);
+    nullptr,  // FLOPs: a sum of two that is rounded once is exact, as a copy is
+    embedding_forward_bytes);
 
 Operation embedding_backward(
     "embedding_backward<T: f32 bf16 f64, G: f32 bf16 f64>"

@@ -157,14 +157,16 @@ inline void embedding_backward(const Context& context, const EmbeddingBackwardCa
     run_by_name<"embedding_backward">(context, {call.dweight, call.dout, call.tokens}, {call.accumulate});
 }
 
-// out = weight[tokens]
+// out = weight[tokens] + positions[place]
 struct EmbeddingForwardCall {
     Required out;  // T[N,C]
     Required tokens;  // i32[N]
     Required weight;  // T[V,C]
+    Tensor positions = {};  // T[M,C]
+    Tensor place = {};  // i32[N]
 };
 inline void embedding_forward(const Context& context, const EmbeddingForwardCall& call) {
-    run_by_name<"embedding_forward">(context, {call.out, call.tokens, call.weight}, {});
+    run_by_name<"embedding_forward">(context, {call.out, call.tokens, call.weight, call.positions, call.place}, {});
 }
 
 // out = normal numbers of a stream, from element `offset` on
@@ -175,6 +177,28 @@ struct FillNormalCall {
 };
 inline void fill_normal(const Context& context, const FillNormalCall& call) {
     run_by_name<"fill_normal">(context, {call.out}, {call.deviation, call.seed, call.stream, call.offset});
+}
+
+// gradient of gelu_forward, and its result again
+struct GeluBackwardCall {
+    Required dx;  // T[N,F]
+    Tensor out = {};  // T[N,F]
+    Required dout, x;  // T[N,F]
+    Tensor bias = {};  // T[F]
+    Flag tanh;
+};
+inline void gelu_backward(const Context& context, const GeluBackwardCall& call) {
+    run_by_name<"gelu_backward">(context, {call.dx, call.out, call.dout, call.x, call.bias}, {call.tanh});
+}
+
+// out = gelu(x + bias)
+struct GeluForwardCall {
+    Required out, x;  // T[N,F]
+    Tensor bias = {};  // T[F]
+    Flag tanh;
+};
+inline void gelu_forward(const Context& context, const GeluForwardCall& call) {
+    run_by_name<"gelu_forward">(context, {call.out, call.x, call.bias}, {call.tanh});
 }
 
 // squares = sum of x^2, the square of the norm
@@ -194,6 +218,34 @@ struct HashCall {
 };
 inline void hash(const Context& context, const HashCall& call) {
     run_by_name<"hash">(context, {call.sum, call.x}, {});
+}
+
+// gradients of layernorm_forward, and of residual_layernorm_forward with the sum as x
+struct LayernormBackwardCall {
+    Required dx;  // T[N,C]
+    Required dweight, dbias;  // G[C]
+    Tensor out = {};  // T[N,C]
+    Required dout, x;  // T[N,C]
+    Required weight;  // T[C]
+    Tensor bias = {};  // T[C]
+    Required mean, rstd;  // A[N]
+    Tensor dresidual = {};  // T[N,C]
+    Flag accumulate;
+};
+inline void layernorm_backward(const Context& context, const LayernormBackwardCall& call) {
+    run_by_name<"layernorm_backward">(context, {call.dx, call.dweight, call.dbias, call.out, call.dout, call.x, call.weight, call.bias, call.mean, call.rstd, call.dresidual}, {call.accumulate});
+}
+
+// out = (x - mean(x)) / std(x) * weight + bias
+struct LayernormForwardCall {
+    Required out;  // T[N,C]
+    Required mean, rstd;  // A[N]
+    Required x;  // T[N,C]
+    Required weight, bias;  // T[C]
+    Real eps;
+};
+inline void layernorm_forward(const Context& context, const LayernormForwardCall& call) {
+    run_by_name<"layernorm_forward">(context, {call.out, call.mean, call.rstd, call.x, call.weight, call.bias}, {call.eps});
 }
 
 // dx = dout * weight
@@ -320,6 +372,18 @@ struct RepeatKvForwardCall {
 };
 inline void repeat_kv_forward(const Context& context, const RepeatKvForwardCall& call) {
     run_by_name<"repeat_kv_forward">(context, {call.out, call.x}, {});
+}
+
+// sum = x + residual, out = (sum - mean(sum)) / std(sum) * weight + bias
+struct ResidualLayernormForwardCall {
+    Required sum, out;  // T[N,C]
+    Required mean, rstd;  // A[N]
+    Required x, residual;  // T[N,C]
+    Required weight, bias;  // T[C]
+    Real eps;
+};
+inline void residual_layernorm_forward(const Context& context, const ResidualLayernormForwardCall& call) {
+    run_by_name<"residual_layernorm_forward">(context, {call.sum, call.out, call.mean, call.rstd, call.x, call.residual, call.weight, call.bias}, {call.eps});
 }
 
 // sum = x + residual, out = sum / rms(sum) * weight

@@ -34,9 +34,10 @@ Index find(const Names& names, const std::string& name) {
     return at == names.end() ? Index() : Index(at - names.begin());
 }
 
-// An argument of a backward: null, the gradient of a result, or something kept.
+// An argument of a backward: null, the gradient of a result, that of an argument which a step before has found, or something
+// kept.
 struct Source {
-    enum Kind { null, gradient, tensor, number } kind;
+    enum Kind { null, gradient, found, tensor, number } kind;
     size_t index;
     bool nullable = false;
 };
@@ -91,10 +92,12 @@ struct Gradients {
                                                                              : at::Tensor());
         kept.numbers.reserve(numbers.size() + 2);
         for (const Number& n : numbers)
-            if (n.argument < form.leading.size())
-                kept.numbers.emplace_back(call[n.argument].toTensor().sym_size(n.dimension));
-            else
+            if (n.argument >= form.leading.size())
                 kept.numbers.push_back(call[n.argument]);
+            else if (call[n.argument].isTensor())
+                kept.numbers.emplace_back(call[n.argument].toTensor().sym_size(n.dimension));
+            else  // of an argument that is null, whose gradient nobody asks for
+                kept.numbers.emplace_back(int64_t{0});
         kept.numbers.emplace_back(reinterpret_cast<int64_t>(this));
         kept.numbers.emplace_back(present);
         return kept;
@@ -121,6 +124,10 @@ struct Gradients {
             return found;
         const variable_list saved = ctx.get_saved_variables();
         if (also && same && wanted[*also]) wanted[*same] = true;
+        // From the last step on: what it asks for, one before it gives.
+        for (auto step = steps.rbegin(); step != steps.rend(); step++)
+            for (const Source& s : step->arguments)
+                if (s.kind == Source::found && is_needed(*step, wanted)) wanted[s.index] = true;
         for (const Step& step : steps) run(step, kept, given, saved, wanted, found);
         if (also) found[*also] = same ? found[*same] : given[*same_result];
         return found;
@@ -142,7 +149,7 @@ struct Gradients {
             step.arguments.push_back(b ? source(*b) : Source{Source::null, 0});
             step.arguments.back().nullable = op.operands[i].nullable;
         }
-        for (const size_t d : backward.sizes) step.arguments.push_back(size_called(op.dimensions[d].name));
+        for (const size_t d : backward.sizes) step.arguments.push_back(size_of(backward, described, d));
         for (const size_t s : backward.scalars) {
             const std::string& name = op.scalars[s].name;
             step.arguments.push_back(keep_number({*find(arguments, name), 0}));
@@ -156,13 +163,23 @@ struct Gradients {
 
     Source source(const Derivative::Binding& b) {
         const Index argument = find(arguments, name_of(b.source)), result = find(results, name_of(b.source));
+        if (b.gradient && argument) return {Source::found, *argument};
         if (!b.gradient) return keep_tensor(argument ? *argument : arguments.size() + *result);
         differentiable[*result] = true;
         return {Source::gradient, *result};
     }
 
-    // A letter is the same size in both operations.
-    Source size_called(const std::string& letter) {
+    // A gradient has the shape of its argument; else a letter is the same size in both operations.
+    Source size_of(const Form& backward, const Derivative& described, size_t dimension) {
+        for (const Derivative::Binding& b : described.gives) {
+            const int gradient = backward.op->find_operand(b.operand);
+            const std::vector<Dimension>& shape = backward.op->operands[gradient].shape;
+            for (size_t d = 0; d < shape.size(); d++)
+                if (shape[d].is_letter() && static_cast<size_t>(shape[d].symbol) == dimension)
+                    return keep_number({*find(arguments, name_of(b.source)),
+                                        static_cast<int64_t>(d) - static_cast<int64_t>(shape.size())});
+        }
+        const std::string& letter = backward.op->dimensions[dimension].name;
         if (const Index argument = find(arguments, letter)) return keep_number({*argument, 0});
         for (size_t a = 0; a < form.leading.size(); a++) {
             const std::vector<Dimension>& shape = form.op->operands[form.leading[a]].shape;
@@ -185,11 +202,14 @@ struct Gradients {
         return {Source::number, numbers.size() - 1};
     }
 
+    static bool is_needed(const Step& step, const std::vector<bool>& wanted) {
+        return std::any_of(step.gives.begin(), step.gives.end(),
+                           [&](const Index& argument) { return argument && wanted[*argument]; });
+    }
+
     void run(const Step& step, const std::vector<c10::IValue>& kept, const variable_list& given,
              const variable_list& saved, const std::vector<bool>& wanted, variable_list& found) const {
-        bool needed = false;
-        for (const Index& argument : step.gives) needed |= argument && wanted[*argument];
-        if (!needed) return;
+        if (!is_needed(step, wanted)) return;
         Stack stack;
         stack.reserve(step.arguments.size());
         for (const Source& s : step.arguments) {
@@ -199,6 +219,8 @@ struct Gradients {
                 stack.push_back(kept[s.index]);
             else if (s.kind == Source::gradient && given[s.index].defined())
                 stack.emplace_back(given[s.index]);
+            else if (s.kind == Source::found)
+                stack.emplace_back(found[s.index]);
             else if (s.nullable)
                 stack.emplace_back();
             else  // no gradient for this result; the other result has its shape

@@ -370,6 +370,17 @@ struct Combination {
     bool strided;
     bool operator==(const Combination&) const = default;
 };
+// Whether operands with with(OPERAND) are left out as that is.
+inline bool keeps_company(const Operation& op, unsigned absent) {
+    unsigned place = 0;
+    std::vector<unsigned> left_out;  // by operand
+    for (const Operand& o : op.operands) left_out.push_back(o.nullable ? absent >> place++ & 1 : 0);
+    for (size_t i = 0; i < left_out.size(); i++)
+        if (const int with = op.operands[i].with;
+            with >= 0 && left_out[i] != left_out[static_cast<size_t>(with)])
+            return false;
+    return true;
+}
 inline std::vector<Combination> combinations(const Operation& op, bool brief) {
     const auto count = [](const auto& items, auto is) {
         return std::count_if(items.begin(), items.end(), is);
@@ -381,6 +392,7 @@ inline std::vector<Combination> combinations(const Operation& op, bool brief) {
     for (unsigned k = 0; k < flags * nulls * layouts; k++) {
         const Combination c{k % flags, k / flags % nulls, k >= flags * nulls};
         if (c.strided && c.absent) continue;  // neither has to do with the other
+        if (!keeps_company(op, c.absent)) continue;
         if (!brief || c.absent == 0 || c.absent == nulls - 1) all.push_back(c);
     }
     return all;
@@ -429,7 +441,7 @@ inline void fill_values(Case& c) {
     for (const Derivative::Binding& b : how->takes)
         if (const size_t from = static_cast<size_t>(b.source); !b.gradient && !op->operands[from].output) {
             f.values[from] = c.values[bound(b)];
-            f.absent[from] = c.absent[bound(b)];
+            f.absent[from] = c.absent[bound(b)] && op->operands[from].nullable;
         }
     const Outputs outputs = oracle(f, f.values);
     for (const Derivative::Binding& b : how->takes) {

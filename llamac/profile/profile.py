@@ -24,10 +24,11 @@ from llamac.profile.counters import Compiled, Counters
 CATEGORIES = {
     "GEMM": (0.80, ("matmul", "scaled_matmul")),
     "attention": (0.55, ("attention", "repeat_kv")),
-    "norm": (0.90, ("rmsnorm", "residual_rmsnorm", "qk_norm_rope")),
+    "norm": (0.90, ("rmsnorm", "residual_rmsnorm", "layernorm", "residual_layernorm", "qk_norm_rope")),
     "RoPE": (0.90, ("rope", "precompute_cis")),
     "bias": (0.85, ("bias",)),
     "SwiGLU": (0.90, ("swiglu",)),
+    "GELU": (0.90, ("gelu",)),
     "loss": (0.90, ("cross_entropy", "linear_cross_entropy", "mean_loss", "argmax")),
     "quantisation": (0.90, ("quantize", "update_scales")),
     "optimizer": (0.90, ("adamw", "global_norm")),

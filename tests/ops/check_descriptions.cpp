@@ -13,7 +13,7 @@ namespace {
 
 const char* const norm =
     "norm<T: f32 bf16, A: arithmetic(T), G: f32, M: bf16 f64, W: f64 f32>"
-    "(dx: T[N,2C] may_share(x), sum: G[C] adds_if(accumulate), m?~: M[N,C/2] random(seed, y);"
+    "(dx: T[N,2C] may_share(x), sum: G[C] adds_if(accumulate), m?~: M[N,C/2] random(seed, y) with(y);"
     " x: T[N,2C] strided >0, y?: A[], ids: i32[N] <V except(none), table: W[V,C], f: f64[1],"
     " begin: i32[N,V] begins(C);"
     " accumulate: bool, seed: int {42, 1e12}, none: int, eps: float {1e-5}, first: int >=0 = 3 {0, 5}, on: "
@@ -40,7 +40,7 @@ TEST(check_all_marks) {
     check(dimension_text(d, dx) == "[N,2C]" && dimension_text(d, m) == "[N,C/2]" &&
           dimension_text(d, f) == "[1]" && dimension_text(d, d.operands[4]) == "[]");
     check(sum.adds_if == 0 && sum.accumulated() && !dx.accumulated(), "adds_if");
-    check(m.nullable && m.in_place && m.random == 1 && m.nearest_beside == 4, "random");
+    check(m.nullable && m.in_place && m.random == 1 && m.nearest_beside == 4 && m.with == 4, "random, with");
     check(!x.output && x.strided && x.positive, "strided >0");
     check(ids.letter < 0 && ids.holds_integers() && ids.bound == d.find_dimension("V") && ids.except == 2);
     check(begin.begins == d.find_dimension("C") && ids.begins < 0 && begin.bound < 0, "begins");
@@ -117,6 +117,9 @@ const std::vector<std::pair<std::vector<std::string>, std::vector<const char*>>>
     {{"'random' only after an output with ~"}, {"f<T: f32>(a: T[N] random(s);; s: int)"}},
     {{"a scalar of type int"}, {"f<T: f32>(a~: T[N] random(s);; s: float)"}},
     {{"an operand", "'b);; s"}, {"f<T: f32>(a~: T[N] random(s, b);; s: int)"}},
+    {{"'with' only after an operand that may be null"}, {"f<T: f32>(a: T[N]; b?: T[N], c: T[N] with(b))"}},
+    {{"an operand that may be null", "'b)"},
+     {"f<T: f32>(a: T[N]; b: T[N], c?: T[N] with(b))", "f<T: f32>(a: T[N] ; c?: T[N] with(b))"}},
     {{"'may_share' only after an output"}, {"f<T: f32>(a: T[N]; b: T[N] may_share(a))"}},
     {{"an input"},
      {"f<T: f32>(a: T[N] may_share(a);)", "f<T: f32>(a: T[N] may_share(b);)",
@@ -148,7 +151,8 @@ const std::vector<std::pair<std::vector<std::string>, std::vector<const char*>>>
     {{"an operand"},
      {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; c)",
       "f<T: f32>(a: T[N]; b: T[N]) grad b = grad c"}},
-    {{"an output"}, {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; x: grad b)"}},
+    {{"an output, or an input whose gradient a derivative before this one gives"},
+     {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; x: grad b)"}},
     {{"a scalar"}, {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; b; s)"}},
     {{"expected 'grad'"}, {"f<T: f32>(a: T[N]; b: T[N]) grad b = a"}},
     {{"expected '='"}, {"f<T: f32>(a: T[N]; b: T[N]) grad b grad a", "f<T: f32>(a: T[N];) test(N)"}},

@@ -3,6 +3,7 @@ that are NaN at first, guard bytes around every operand. Operands and variants c
 PyTorch's side from op_cases.py.
 """
 
+import inspect
 import math
 import os
 import subprocess
@@ -29,6 +30,8 @@ from op_cases import (
     as_type,
     attention_backward,
     attention_forward,
+    gelu_backward,
+    gelu_forward,
     make_inputs,
     qk_norm_rope_backward,
     qk_norm_rope_forward,
@@ -266,10 +269,12 @@ def test_guards_are_seen():
     assert not guards_intact(memory)
 
 
-@pytest.mark.parametrize("function", [rope_forward, rope_backward])
-def test_interleaved_rope(function):
-    op = OPERATIONS[function.__name__]
-    case = Case(partial(function, interleaved=True), HEADS, (True,), function is rope_backward)
+@pytest.mark.parametrize("function", [rope_forward, rope_backward, gelu_forward, gelu_backward])
+def test_the_other_form(function):
+    """Interleaved rope, gelu by tanh."""
+    op, (flag,) = OPERATIONS[function.__name__], inspect.signature(function).parameters.keys() - {"i"}
+    backward = function.__name__.endswith("backward")
+    case = Case(partial(function, **{flag: True}), CASES[function.__name__].shapes, (True,), backward)
     for v in op["variants"]:
         for types in v["types"]:
             check_shapes(op, v["name"], types, case)

@@ -293,7 +293,23 @@ def test_gradients_of_operations_that_no_function_has():
         torch.autograd.gradcheck(lambda x, w, r=given: product(x, w, r), (x, weight))
     torch.autograd.gradcheck(lambda r: product(x.detach(), weight.detach(), r), (residual,))
     tokens = torch.tensor([1, 0, 1, 2], dtype=torch.int32)
-    torch.autograd.gradcheck(lambda w: torch.ops.llamac.embedding_forward(tokens, w), (weight,))
+    embedding, place = torch.ops.llamac.embedding_forward, torch.tensor([0, 1, 2, 2], dtype=torch.int32)
+    torch.autograd.gradcheck(lambda w: embedding(tokens, w, None, None), (weight,))
+    positions = randn(7, 4).requires_grad_()  # another number of rows than weight's
+    torch.autograd.gradcheck(lambda w, p: embedding(tokens, w, p, place), (weight, positions))
+    with pytest.raises(ValueError, match="positions is missing, expected with place"):
+        embedding(tokens, weight, None, place)
+    bias, gelu = randn(4).requires_grad_(), torch.ops.llamac.gelu_forward
+    for tanh in (True, False):
+        torch.autograd.gradcheck(lambda x, b, t=tanh: gelu(x, b, t), (x, bias))
+        torch.autograd.gradcheck(lambda b, t=tanh: gelu(x.detach().view(3, 1, 4), b, t), (bias,))
+        torch.autograd.gradcheck(lambda x, t=tanh: gelu(x, None, t), (x,))
+    scale = randn(4).requires_grad_()
+    norm, residual_norm = torch.ops.llamac.layernorm_forward, torch.ops.llamac.residual_layernorm_forward
+    torch.autograd.gradcheck(lambda x, w, b: norm(x, w, b, 1e-5)[0], (x, scale, bias))
+    residual = randn(3, 4).requires_grad_()
+    both = lambda x, r, w, b: residual_norm(x, r, w, b, 1e-5)[:2]  # noqa: E731
+    torch.autograd.gradcheck(both, (x, residual, scale, bias))
 
 
 def test_what_only_the_backward_reads_has_no_derivative():

@@ -231,7 +231,7 @@ def test_no_rows(operation):
     shapes = {
         "rmsnorm_forward": ([(0, 8), (0,)], [(0, 8), (8,)], [EPS]),
         "cross_entropy": ([(0,), (0, 8), (), ()], [(0, 8), (0,), None], [1.0, -100]),
-        "embedding_forward": ([(0, 8)], [(0,), (4, 8)], []),
+        "embedding_forward": ([(0, 8)], [(0,), (4, 8), None, None], []),
         "repeat_kv_forward": ([(1, 0, 4, 8)], [(1, 0, 2, 8)], []),
     }
     outputs, inputs, scalars = shapes[operation]
@@ -362,7 +362,7 @@ def refusal(*arguments) -> str:
 def test_a_token_id_that_is_none(bad, variant):
     out, weight = np.full((3, 4), np.nan, np.float32), np.ones((7, 4), np.float32)
     ids = np.array([0, bad, 6], np.int32)
-    message = refusal("embedding_forward", [out], [ids, weight], [], variant)
+    message = refusal("embedding_forward", [out], [ids, weight, None, None], [], variant)
     assert message == f"embedding_forward: tokens holds {bad}, expected values from 0 to 6"
     assert np.isnan(out).all()
     message = refusal("embedding_backward", [weight], [out, ids], [True], variant)

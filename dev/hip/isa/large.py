@@ -155,7 +155,8 @@ def heads(t: Large) -> None:
     (weight, out), tokens = bf16((V, C), (N, C)), Sparse((N,), np.int32)
     weight.data[-1], tokens.data[-2:] = t.bits(C), V - 1
     row = numbers(weight.data[-1])
-    t.call("embedding_forward", f"{N}x{C} of {V}", [out, tokens, weight], [], (out.data[-1], row))
+    operands = [out, tokens, weight, None, None]
+    t.call("embedding_forward", f"{N}x{C} of {V}", operands, [], (out.data[-1], row))
     B, T, NH, NKV, HD = 9001, 64, 32, 8, 128
     x, out = bf16((B, T, NKV, HD), (B, T, NH, HD))
     x.data[-1, -1] = t.bits(NKV, HD)

@@ -1,0 +1,352 @@
+// LayerNorm (Ba, Kiros and Hinton, "Layer Normalization", 2016), alone and of a sum of two tensors: every row is moved to mean 0 and
+// variance 1, then scaled and moved by a weight and a bias per column.
+//
+//   mean[n]   = mean_c x[n,c]
+//   rstd[n]   = 1 / sqrt(mean_c (x[n,c] - mean[n])^2 + eps)
+//   out[n,c]  = xhat[n,c] * weight[c] + bias[c],   xhat = (x - mean) * rstd
+//   residual_layernorm_forward: the same of sum = x + residual, which is rounded to storage before; sum may be x's or residual's
+//   memory
+//
+//   with g[n,c] = dout[n,c] * weight[c]:
+//   dx[n,c]    = rstd[n] * (g[n,c] - mean_c(g) - xhat[n,c] * mean_c(g * xhat)) (+ dresidual[n,c], the gradient past the norm)
+//   dweight[c] = sum_n dout[n,c] * xhat[n,c]
+//   dbias[c]   = sum_n dout[n,c]
+//   out        = optional: recomputes the forward output, the same bits, with this bias; null counts as zeros
+//
+// The variance is summed in a second pass: E[x^2] - E[x]^2 loses all digits where the mean is large. dx may be dresidual's or dout's
+// memory.
+//
+// reference:  plain loops. Sums over a row or a column are double, as in rmsnorm.hip.
+// cpu:        rows over threads, a row stays in the first cache between its passes. dweight and dbias are summed over blocks of
+//             rows that N alone determines, then over the blocks.
+// naive:      one thread per row, one thread per column for dweight and dbias.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "core/device.h"
+#include "core/operation.h"
+#include "core/scratch.h"
+#include "core/simd.h"
+#include "ops/column_sums.h"
+
+namespace llamac {
+namespace {
+
+template <class T>
+void layernorm_forward_reference(View<T, 2> out, View<arithmetic<T>, 1> mean, View<arithmetic<T>, 1> rstd,
+                                 View<const T, 2> x, View<const T, 1> weight, View<const T, 1> bias,
+                                 double eps) {
+    using A = arithmetic<T>;
+    const int64_t N = x.shape[0], C = x.shape[1];
+    for (int64_t n = 0; n < N; n++) {
+        double sum = 0, squares = 0;
+        for (int64_t c = 0; c < C; c++) sum += double(x(n, c));
+        const double m = sum / double(C);
+        for (int64_t c = 0; c < C; c++) squares += (double(x(n, c)) - m) * (double(x(n, c)) - m);
+        mean(n) = A(m);
+        rstd(n) = A(1 / std::sqrt(squares / double(C) + eps));
+        for (int64_t c = 0; c < C; c++)
+            out(n, c) = T((A(x(n, c)) - mean(n)) * rstd(n) * A(weight(c)) + A(bias(c)));
+    }
+}
+
+template <class T>
+void residual_layernorm_forward_reference(View<T, 2> sum, View<T, 2> out, View<arithmetic<T>, 1> mean,
+                                          View<arithmetic<T>, 1> rstd, View<const T, 2> x,
+                                          View<const T, 2> residual, View<const T, 1> weight,
+                                          View<const T, 1> bias, double eps) {
+    using A = arithmetic<T>;
+    const int64_t N = x.shape[0], C = x.shape[1];
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t c = 0; c < C; c++) sum(n, c) = T(A(x(n, c)) + A(residual(n, c)));
+    const View<const T, 2> rows{sum.data, {N, C}, {sum.stride[0], sum.stride[1]}};
+    layernorm_forward_reference<T>(out, mean, rstd, rows, weight, bias, eps);
+}
+
+template <class T, class G>
+void layernorm_backward_reference(View<T, 2> dx, View<G, 1> dweight, View<G, 1> dbias, View<T, 2> out,
+                                  View<const T, 2> dout, View<const T, 2> x, View<const T, 1> weight,
+                                  View<const T, 1> bias, View<const arithmetic<T>, 1> mean,
+                                  View<const arithmetic<T>, 1> rstd, View<const T, 2> dresidual,
+                                  bool accumulate) {
+    using A = arithmetic<T>;
+    const int64_t N = x.shape[0], C = x.shape[1];
+    std::vector<double> dw(C, 0), db(C, 0);
+    for (int64_t n = 0; n < N; n++) {
+        const auto xhat = [&](int64_t c) { return (A(x(n, c)) - mean(n)) * rstd(n); };
+        double sum = 0, dot = 0;
+        for (int64_t c = 0; c < C; c++) {
+            const double g = double(A(dout(n, c)) * A(weight(c)));
+            sum += g;
+            dot += g * double(xhat(c));
+            dw[c] += double(dout(n, c)) * double(xhat(c));
+            db[c] += double(dout(n, c));
+        }
+        const A mean_g = A(sum / double(C)), mean_gx = A(dot / double(C));
+        for (int64_t c = 0; c < C; c++) {
+            const A g = A(dout(n, c)) * A(weight(c)), past = dresidual ? A(dresidual(n, c)) : A(0);
+            dx(n, c) = T(rstd(n) * (g - mean_g - xhat(c) * mean_gx) + past);
+            if (out) out(n, c) = T(xhat(c) * A(weight(c)) + (bias ? A(bias(c)) : A(0)));
+        }
+    }
+    for (int64_t c = 0; c < C; c++) {
+        dweight(c) = G(A((accumulate ? double(dweight(c)) : 0.0) + dw[c]));
+        dbias(c) = G(A((accumulate ? double(dbias(c)) : 0.0) + db[c]));
+    }
+}
+
+// ---- cpu
+
+// Not inlined, so that the forward and the backward compute the same bits. bias may be null.
+template <class T>
+[[gnu::noinline]] void scale_row(T* out, const T* x, const T* weight, const T* bias, float mean, float rstd,
+                                 int64_t C) {
+#pragma omp simd
+    for (int64_t c = 0; c < C; c++)
+        store(out + c, (float(x[c]) - mean) * rstd * float(weight[c]) + (bias ? float(bias[c]) : 0.0f));
+}
+
+template <class T>
+void normalise_row(T* out, float& mean, float& rstd, const T* x, const T* weight, const T* bias, int64_t C,
+                   double eps) {
+    const double size = static_cast<double>(C);
+    const float m = static_cast<float>(block_sum(C, [x](int64_t c) { return float(x[c]); }) / size);
+    const double squares = block_sum(C, [x, m](int64_t c) { return (float(x[c]) - m) * (float(x[c]) - m); });
+    mean = m;
+    rstd = static_cast<float>(1 / std::sqrt(squares / size + eps));
+    scale_row(out, x, weight, bias, mean, rstd, C);
+}
+
+template <class T>
+void layernorm_forward_cpu(View<T, 2> out, View<float, 1> mean, View<float, 1> rstd, View<const T, 2> x,
+                           View<const T, 1> weight, View<const T, 1> bias, double eps) {
+    const int64_t N = x.shape[0], C = x.shape[1];
+#pragma omp parallel for if (N > 1)
+    for (int64_t n = 0; n < N; n++)
+        normalise_row(&out(n, 0), mean(n), rstd(n), &x(n, 0), weight.data, bias.data, C, eps);
+}
+
+template <class T>
+void residual_layernorm_forward_cpu(View<T, 2> sum, View<T, 2> out, View<float, 1> mean, View<float, 1> rstd,
+                                    View<const T, 2> x, View<const T, 2> residual, View<const T, 1> weight,
+                                    View<const T, 1> bias, double eps) {
+    const int64_t N = x.shape[0], C = x.shape[1];
+#pragma omp parallel for if (N > 1)
+    for (int64_t n = 0; n < N; n++) {
+        const T *a = &x(n, 0), *b = &residual(n, 0);
+        T* s = &sum(n, 0);
+#pragma omp simd
+        for (int64_t c = 0; c < C; c++) store(s + c, float(a[c]) + float(b[c]));
+        normalise_row<T>(&out(n, 0), mean(n), rstd(n), s, weight.data, bias.data, C, eps);
+    }
+}
+
+// One row of the backward pass; dw[C] and db[C] gather its shares of dweight and dbias. past, dresidual's row, may be null. g[C]
+// is scratch, where dout * weight is rounded: with few columns g - mean_g cancels, and FMA would leave the product's error.
+template <class T>
+void layernorm_backward_row(T* dx, float* dw, float* db, float* g, const T* dout, const T* x, const T* weight,
+                            float mean, float rstd, const T* past, int64_t C) {
+    const auto xhat = [=](int64_t c) { return (float(x[c]) - mean) * rstd; };
+#pragma omp simd
+    for (int64_t c = 0; c < C; c++) g[c] = float(dout[c]) * float(weight[c]);
+    const double size = static_cast<double>(C), sum = block_sum(C, [g](int64_t c) { return g[c]; });
+    const double dot = block_sum(C, [=](int64_t c) { return g[c] * xhat(c); });
+    const float mean_g = static_cast<float>(sum / size), mean_gx = static_cast<float>(dot / size);
+#pragma omp simd
+    for (int64_t c = 0; c < C; c++) {
+        const float d = float(dout[c]);
+        dw[c] += d * xhat(c);
+        db[c] += d;
+        store(dx + c, rstd * (g[c] - mean_g - xhat(c) * mean_gx) + (past ? float(past[c]) : 0.0f));
+    }
+}
+
+template <class T, class G>
+void layernorm_backward_cpu(View<T, 2> dx, View<G, 1> dweight, View<G, 1> dbias, View<T, 2> out,
+                            View<const T, 2> dout, View<const T, 2> x, View<const T, 1> weight,
+                            View<const T, 1> bias, View<const float, 1> mean, View<const float, 1> rstd,
+                            View<const T, 2> dresidual, bool accumulate) {
+    const int64_t N = x.shape[0], C = x.shape[1];
+    // A row of sums has dweight's, then dbias's.
+    const std::vector<float> all = column_sums(N, 2 * C, [&](int64_t first, int64_t last, float* sums) {
+        static thread_local Scratch own;
+        float* const g = own.reserve<float>(C);
+        for (int64_t n = first; n < last; n++) {
+            layernorm_backward_row(&dx(n, 0), sums, sums + C, g, &dout(n, 0), &x(n, 0), weight.data, mean(n),
+                                   rstd(n), dresidual ? &dresidual(n, 0) : nullptr, C);
+            if (out) scale_row(&out(n, 0), &x(n, 0), weight.data, bias.data, mean(n), rstd(n), C);
+        }
+    });
+    for (int64_t c = 0; c < C; c++) {
+        dweight(c) = G((accumulate ? float(dweight(c)) : 0.0f) + all[c]);
+        dbias(c) = G((accumulate ? float(dbias(c)) : 0.0f) + all[C + c]);
+    }
+}
+
+// ---- kernels
+
+// One rounding order for all compilers: the forward and the backward compute the same bits.
+__device__ inline float scaled(float xhat, float weight, float bias) {
+    return fmaf(xhat, weight, bias);
+}
+// dout * weight, rounded before it is used, as in layernorm_backward_row: an FMA is not merged with a subtraction.
+__device__ inline float product(float dout, float weight) {
+    return fmaf(dout, weight, 0.0f);
+}
+
+// ---- naive
+
+template <class T>
+__device__ void normalise_row_naive(T* out, float* mean, float* rstd, const T* x, const T* weight,
+                                    const T* bias, int64_t C, float eps) {
+    double sum = 0, squares = 0;
+    for (int64_t c = 0; c < C; c++) sum += double(float(x[c]));
+    const double m = sum / static_cast<double>(C);
+    for (int64_t c = 0; c < C; c++) squares += (double(float(x[c])) - m) * (double(float(x[c])) - m);
+    *mean = static_cast<float>(m);
+    *rstd = static_cast<float>(1 / sqrt(squares / static_cast<double>(C) + double(eps)));
+    for (int64_t c = 0; c < C; c++)
+        out[c] = T(scaled((float(x[c]) - *mean) * *rstd, float(weight[c]), float(bias[c])));
+}
+
+template <class T>
+__global__ void layernorm_forward_naive_kernel(T* out, float* mean, float* rstd, const T* x, const T* weight,
+                                               const T* bias, int64_t N, int64_t C, float eps) {
+    const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (n < N) normalise_row_naive(out + n * C, mean + n, rstd + n, x + n * C, weight, bias, C, eps);
+}
+
+template <class T>
+void layernorm_forward_naive(View<T, 2> out, View<float, 1> mean, View<float, 1> rstd, View<const T, 2> x,
+                             View<const T, 1> weight, View<const T, 1> bias, double eps,
+                             LaunchContext context) {
+    const int64_t N = x.shape[0], C = x.shape[1];
+    launch(context.grid(N), layernorm_forward_naive_kernel<T>, out.data, mean.data, rstd.data, x.data,
+           weight.data, bias.data, N, C, eps);
+}
+
+template <class T>
+__global__ void residual_layernorm_forward_naive_kernel(T* sum, T* out, float* mean, float* rstd, const T* x,
+                                                        const T* residual, const T* weight, const T* bias,
+                                                        int64_t N, int64_t C, float eps) {
+    const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (n >= N) return;
+    for (int64_t c = n * C; c < (n + 1) * C; c++) sum[c] = T(float(x[c]) + float(residual[c]));
+    const T* row = sum + n * C;
+    normalise_row_naive(out + n * C, mean + n, rstd + n, row, weight, bias, C, eps);
+}
+
+template <class T>
+void residual_layernorm_forward_naive(View<T, 2> sum, View<T, 2> out, View<float, 1> mean,
+                                      View<float, 1> rstd, View<const T, 2> x, View<const T, 2> residual,
+                                      View<const T, 1> weight, View<const T, 1> bias, double eps,
+                                      LaunchContext context) {
+    const int64_t N = x.shape[0], C = x.shape[1];
+    launch(context.grid(N), residual_layernorm_forward_naive_kernel<T>, sum.data, out.data, mean.data,
+           rstd.data, x.data, residual.data, weight.data, bias.data, N, C, eps);
+}
+
+template <class T>
+__global__ void layernorm_backward_naive_kernel(T* dx, T* out, const T* dout, const T* x, const T* weight,
+                                                const T* bias, const float* mean, const float* rstd,
+                                                const T* dresidual, int64_t N, int64_t C) {
+    const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (n >= N) return;
+    const float m = mean[n], r = rstd[n];
+    const T *x_row = x + n * C, *dout_row = dout + n * C;
+    const auto xhat = [=](int64_t c) { return (float(x_row[c]) - m) * r; };
+    const auto g = [=](int64_t c) { return product(float(dout_row[c]), float(weight[c])); };
+    double sum = 0, dot = 0;
+    for (int64_t c = 0; c < C; c++) {
+        sum += double(g(c));
+        dot += double(g(c)) * double(xhat(c));
+    }
+    const float mean_g = static_cast<float>(sum / static_cast<double>(C));
+    const float mean_gx = static_cast<float>(dot / static_cast<double>(C));
+    for (int64_t c = 0; c < C; c++) {
+        const float past = dresidual ? float(dresidual[n * C + c]) : 0.0f;
+        dx[n * C + c] = T(r * (g(c) - mean_g - xhat(c) * mean_gx) + past);
+        if (out) out[n * C + c] = T(scaled(xhat(c), float(weight[c]), bias ? float(bias[c]) : 0.0f));
+    }
+}
+
+template <class T, class G>
+__global__ void layernorm_backward_naive_kernel_columns(G* dweight, G* dbias, const T* dout, const T* x,
+                                                        const float* mean, const float* rstd, int64_t N,
+                                                        int64_t C, bool accumulate) {
+    const int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (c >= C) return;
+    double dw = accumulate ? double(float(dweight[c])) : 0.0, db = accumulate ? double(float(dbias[c])) : 0.0;
+    for (int64_t n = 0; n < N; n++) {
+        const double d = double(float(dout[n * C + c]));
+        dw += d * double((float(x[n * C + c]) - mean[n]) * rstd[n]);
+        db += d;
+    }
+    dweight[c] = G(static_cast<float>(dw));
+    dbias[c] = G(static_cast<float>(db));
+}
+
+template <class T, class G>
+void layernorm_backward_naive(View<T, 2> dx, View<G, 1> dweight, View<G, 1> dbias, View<T, 2> out,
+                              View<const T, 2> dout, View<const T, 2> x, View<const T, 1> weight,
+                              View<const T, 1> bias, View<const float, 1> mean, View<const float, 1> rstd,
+                              View<const T, 2> dresidual, bool accumulate, LaunchContext context) {
+    const int64_t N = x.shape[0], C = x.shape[1];
+    // The columns first: dx may take dout's place.
+    launch(context.grid(C), layernorm_backward_naive_kernel_columns<T, G>, dweight.data, dbias.data,
+           dout.data, x.data, mean.data, rstd.data, N, C, accumulate);
+    launch(context.grid(N), layernorm_backward_naive_kernel<T>, dx.data, out.data, dout.data, x.data,
+           weight.data, bias.data, mean.data, rstd.data, dresidual.data, N, C);
+}
+
+Operation layernorm_forward(
+    "layernorm_forward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "(out: T[N,C], mean: A[N], rstd: A[N]; x: T[N,C], weight: T[C], bias: T[C]; eps: float {1e-5, 1e-6})"
+    " rows(N) empty(N) test(N=3, C=2048) test(N=2, C=8192) test(N=2, C=16384)"
+    " derivative layernorm_backward(dx: grad x, dweight: grad weight, dbias: grad bias;"
+    " dout: grad out, x, weight, bias, mean, rstd)",
+    "out = (x - mean(x)) / std(x) * weight + bias",
+    {{"cpu", "rows over threads, vector lanes over columns",
+      instantiations<LLAMAC_FLOATS(layernorm_forward_cpu)>()},
+     {"naive", "one thread per row", instantiations<LLAMAC_FLOATS(layernorm_forward_naive)>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(layernorm_forward_reference), layernorm_forward_reference<double>>()}},
+    [](const Call& c) { return 7.0 * c["N"] * c["C"]; });
+
+Operation residual_layernorm_forward(
+    "residual_layernorm_forward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "(sum: T[N,C] may_share(x, residual), out: T[N,C], mean: A[N], rstd: A[N];"
+    " x: T[N,C], residual: T[N,C], weight: T[C], bias: T[C]; eps: float {1e-5, 1e-6}) rows(N) empty(N)"
+    " test(N=3, C=2048) test(N=2, C=8192) test(N=2, C=16384)"
+    " derivative layernorm_backward(dx: grad x, dweight: grad weight, dbias: grad bias;"
+    " dout: grad out, x: sum, weight, bias, mean, rstd, dresidual: grad sum)"
+    " grad residual = grad x",
+    "sum = x + residual, out = (sum - mean(sum)) / std(sum) * weight + bias",
+    {{"cpu", "rows over threads, vector lanes over columns",
+      instantiations<LLAMAC_FLOATS(residual_layernorm_forward_cpu)>()},
+     {"naive", "one thread per row", instantiations<LLAMAC_FLOATS(residual_layernorm_forward_naive)>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(residual_layernorm_forward_reference),
+                     residual_layernorm_forward_reference<double>>()}},
+    [](const Call& c) { return 8.0 * c["N"] * c["C"]; });
+
+Operation layernorm_backward(
+    "layernorm_backward<T: f32 bf16 f64, A: arithmetic(T), G: f32 bf16 f64>"
+    "(dx: T[N,C] may_share(dresidual, dout), dweight: G[C] adds_if(accumulate),"
+    " dbias: G[C] adds_if(accumulate), out?: T[N,C];"
+    " dout: T[N,C], x: T[N,C], weight: T[C], bias?: T[C], mean: A[N], rstd: A[N], dresidual?: T[N,C];"
+    " accumulate: bool) rows(N) empty(N) test(N=9, C=4096)",
+    "gradients of layernorm_forward, and of residual_layernorm_forward with the sum as x",
+    {{"cpu", "rows over threads; dweight and dbias by blocks of rows",
+      instantiations<LLAMAC_FLOATS(layernorm_backward_cpu, float), layernorm_backward_cpu<bf16, bf16>>()},
+     {"naive", "one thread per row, one thread per column for dweight and dbias",
+      instantiations<LLAMAC_FLOATS(layernorm_backward_naive, float), layernorm_backward_naive<bf16, bf16>>()},
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(layernorm_backward_reference, float),
+                     layernorm_backward_reference<bf16, bf16>,
+                     layernorm_backward_reference<double, double>>()}},
+    [](const Call& c) { return 13.0 * c["N"] * c["C"]; });
+
+}  // namespace
+}  // namespace llamac
