@@ -40,8 +40,9 @@ __device__ void sum_columns(G* out, const float* partial, int rows, int64_t C, b
     for (int w = 1; w < warps; w++) sum += shared.sums[w][lane_index()];
     out[c] = G((accumulate ? float(out[c]) : 0.0f) + sum);
 }
-inline Grid columns_grid(int64_t C, hipStream_t stream) {
-    return Grid(blocks_for(C, device_properties().warp_size), max_threads_per_block, stream);
+// outputs: sums of as many partial arrays, by blockIdx.y.
+inline Grid columns_grid(int64_t C, hipStream_t stream, unsigned outputs = 1) {
+    return Grid(dim3(blocks_for(C, device_properties().warp_size), outputs), max_threads_per_block, stream);
 }
 
 }  // namespace llamac

@@ -20,15 +20,15 @@
 // cpu:        rows over threads, a row stays in the first cache between its passes. dweight and dbias are summed over blocks of
 //             rows that N alone determines, then over the blocks.
 // naive:      one thread per row, one thread per column for dweight and dbias.
+// vectorized: as in rmsnorm.hip: one block per row, which stays in registers from the mean to the result; backward, a block takes
+//             every k-th row and leaves one partial row of dweight and one of dbias, which a second kernel adds in their order.
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
-#include "core/device.h"
-#include "core/operation.h"
 #include "core/scratch.h"
-#include "core/simd.h"
 #include "ops/column_sums.h"
+#include "ops/rmsnorm.h"
 
 namespace llamac {
 namespace {
@@ -108,8 +108,8 @@ template <class T>
 }
 
 template <class T>
-void normalise_row(T* out, float& mean, float& rstd, const T* x, const T* weight, const T* bias, int64_t C,
-                   double eps) {
+void move_and_normalise_row(T* out, float& mean, float& rstd, const T* x, const T* weight, const T* bias,
+                            int64_t C, double eps) {
     const double size = static_cast<double>(C);
     const float m = static_cast<float>(block_sum(C, [x](int64_t c) { return float(x[c]); }) / size);
     const double squares = block_sum(C, [x, m](int64_t c) { return (float(x[c]) - m) * (float(x[c]) - m); });
@@ -124,7 +124,7 @@ void layernorm_forward_cpu(View<T, 2> out, View<float, 1> mean, View<float, 1> r
     const int64_t N = x.shape[0], C = x.shape[1];
 #pragma omp parallel for if (N > 1)
     for (int64_t n = 0; n < N; n++)
-        normalise_row(&out(n, 0), mean(n), rstd(n), &x(n, 0), weight.data, bias.data, C, eps);
+        move_and_normalise_row(&out(n, 0), mean(n), rstd(n), &x(n, 0), weight.data, bias.data, C, eps);
 }
 
 template <class T>
@@ -138,7 +138,7 @@ void residual_layernorm_forward_cpu(View<T, 2> sum, View<T, 2> out, View<float, 
         T* s = &sum(n, 0);
 #pragma omp simd
         for (int64_t c = 0; c < C; c++) store(s + c, float(a[c]) + float(b[c]));
-        normalise_row<T>(&out(n, 0), mean(n), rstd(n), s, weight.data, bias.data, C, eps);
+        move_and_normalise_row<T>(&out(n, 0), mean(n), rstd(n), s, weight.data, bias.data, C, eps);
     }
 }
 
@@ -198,8 +198,8 @@ __device__ inline float product(float dout, float weight) {
 // ---- naive
 
 template <class T>
-__device__ void normalise_row_naive(T* out, float* mean, float* rstd, const T* x, const T* weight,
-                                    const T* bias, int64_t C, float eps) {
+__device__ void move_and_normalise_row_naive(T* out, float* mean, float* rstd, const T* x, const T* weight,
+                                             const T* bias, int64_t C, float eps) {
     double sum = 0, squares = 0;
     for (int64_t c = 0; c < C; c++) sum += double(float(x[c]));
     const double m = sum / static_cast<double>(C);
@@ -214,7 +214,7 @@ template <class T>
 __global__ void layernorm_forward_naive_kernel(T* out, float* mean, float* rstd, const T* x, const T* weight,
                                                const T* bias, int64_t N, int64_t C, float eps) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    if (n < N) normalise_row_naive(out + n * C, mean + n, rstd + n, x + n * C, weight, bias, C, eps);
+    if (n < N) move_and_normalise_row_naive(out + n * C, mean + n, rstd + n, x + n * C, weight, bias, C, eps);
 }
 
 template <class T>
@@ -234,7 +234,7 @@ __global__ void residual_layernorm_forward_naive_kernel(T* sum, T* out, float* m
     if (n >= N) return;
     for (int64_t c = n * C; c < (n + 1) * C; c++) sum[c] = T(float(x[c]) + float(residual[c]));
     const T* row = sum + n * C;
-    normalise_row_naive(out + n * C, mean + n, rstd + n, row, weight, bias, C, eps);
+    move_and_normalise_row_naive(out + n * C, mean + n, rstd + n, row, weight, bias, C, eps);
 }
 
 template <class T>
@@ -300,6 +300,255 @@ void layernorm_backward_naive(View<T, 2> dx, View<G, 1> dweight, View<G, 1> dbia
            weight.data, bias.data, mean.data, rstd.data, dresidual.data, N, C);
 }
 
+// ---- vectorized: the row in registers
+
+template <class T, int elements, bool whole, bool residual_too>
+__global__ void __launch_bounds__(forward_threads)
+    layernorm_forward_vectorized_kernel(Dependent<T*> sum_, Dependent<T*> out_, Dependent<float*> mean_,
+                                        Dependent<float*> rstd_, Dependent<const T*> x_,
+                                        Dependent<const T*> residual_, Dependent<const T*> weight_,
+                                        Dependent<const T*> bias_, int64_t C, float eps) {
+    const auto [sum, out, mean, rstd, x, residual, weight, bias] =
+        start_next_and_wait(sum_, out_, mean_, rstd_, x_, residual_, weight_, bias_);
+    constexpr int size = vector_size<T>, vectors = elements / size;
+    struct Shared {
+        float warps[2][max_warps];
+    };
+    Shared& shared = shared_memory<Shared>();
+    const int64_t row = blockIdx.x * C;
+    uint4 kept[vectors];
+    float total = 0;
+#pragma unroll
+    for (int v = 0; v < vectors; v++) {
+        const int64_t c = (int64_t{v} * blockDim.x + threadIdx.x) * size;
+        kept[v] = load_part<whole>(x + row, c, C);
+        if constexpr (residual_too) {
+            float a[size], b[size];
+            unpack(kept[v], a);
+            unpack(load_part<whole>(residual + row, c, C), b);
+            for (int i = 0; i < size; i++) a[i] += b[i];
+            kept[v] = pack(a);
+        }
+    }
+#pragma unroll
+    for (int v = 0; v < vectors; v++) {
+        float a[size];
+        unpack(kept[v], a);
+        for (int i = 0; i < size; i++) total += a[i];
+    }
+    const float m = block_sum(total, shared.warps[0]) / static_cast<float>(C);
+    float squares = 0;
+#pragma unroll
+    for (int v = 0; v < vectors; v++) {
+        const int64_t c = (int64_t{v} * blockDim.x + threadIdx.x) * size;
+        float a[size];
+        unpack(kept[v], a);
+        for (int i = 0; i < size; i++) {
+            const float d = (whole ? c : c + i) < C ? a[i] - m : 0.0f;
+            squares += d * d;
+        }
+    }
+    const float variance = block_sum(squares, shared.warps[1]) / static_cast<float>(C);
+    const float r = 1.0f / sqrtf(variance + eps);
+#pragma unroll
+    for (int v = 0; v < vectors; v++) {
+        const int64_t c = (int64_t{v} * blockDim.x + threadIdx.x) * size;
+        if constexpr (residual_too) store_part<whole>(sum + row, c, C, kept[v]);
+        float a[size], w[size], b[size];
+        unpack(kept[v], a);
+        unpack(load_part<whole>(weight, c, C), w);
+        unpack(load_part<whole>(bias, c, C), b);
+        for (int i = 0; i < size; i++) a[i] = scaled((a[i] - m) * r, w[i], b[i]);
+        store_part<whole>(out + row, c, C, pack(a));
+    }
+    if (threadIdx.x == 0) {
+        mean[blockIdx.x] = m;
+        rstd[blockIdx.x] = r;
+    }
+}
+
+template <class T, bool residual_too>
+void launch_layernorm(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual,
+                      const T* weight, const T* bias, int64_t N, int64_t C, double eps,
+                      const LaunchContext& context) {
+    using Kernel =
+        void (*)(Dependent<T*>, Dependent<T*>, Dependent<float*>, Dependent<float*>, Dependent<const T*>,
+                 Dependent<const T*>, Dependent<const T*>, Dependent<const T*>, int64_t, float);
+    static constexpr Kernel kernels[2][3] = {
+        {layernorm_forward_vectorized_kernel<T, 8, false, residual_too>,
+         layernorm_forward_vectorized_kernel<T, 16, false, residual_too>},
+        {layernorm_forward_vectorized_kernel<T, 8, true, residual_too>,
+         layernorm_forward_vectorized_kernel<T, 16, true, residual_too>,
+         layernorm_forward_vectorized_kernel<T, 32, true, residual_too>}};
+    const bool whole = is_whole({sum, out, x, residual, weight, bias}, C, vector_size<T>);
+    const int threads = row_threads(C, whole ? max_forward : max_forward / 2, context.threads);
+    launch(Grid(blocks_for(N, 1), threads, context.stream), kernels[whole][kernel_index(C, threads)], sum,
+           out, mean, rstd, x, residual, weight, bias, C, static_cast<float>(eps));
+}
+
+template <class T>
+void layernorm_forward_vectorized(View<T, 2> out, View<float, 1> mean, View<float, 1> rstd,
+                                  View<const T, 2> x, View<const T, 1> weight, View<const T, 1> bias,
+                                  double eps, LaunchContext context) {
+    launch_layernorm<T, false>(nullptr, out.data, mean.data, rstd.data, x.data, nullptr, weight.data,
+                               bias.data, x.shape[0], x.shape[1], eps, context);
+}
+
+template <class T>
+void residual_layernorm_forward_vectorized(View<T, 2> sum, View<T, 2> out, View<float, 1> mean,
+                                           View<float, 1> rstd, View<const T, 2> x, View<const T, 2> residual,
+                                           View<const T, 1> weight, View<const T, 1> bias, double eps,
+                                           LaunchContext context) {
+    launch_layernorm<T, true>(sum.data, out.data, mean.data, rstd.data, x.data, residual.data, weight.data,
+                              bias.data, x.shape[0], x.shape[1], eps, context);
+}
+
+// Threads, rows and dynamic LDS as in rmsnorm_backward_vectorized_kernel. partial[2, gridDim.x, C] gets the block's sums of
+// dweight, then of dbias. The bias is read anew for each row: only a call with `out` needs it, and registers are few.
+template <class T, bool whole>
+__global__ void __launch_bounds__(backward_threads)
+    layernorm_backward_vectorized_kernel(Dependent<T*> dx_, Dependent<float*> partial_, Dependent<T*> out_,
+                                         Dependent<const T*> dout_, Dependent<const T*> x_,
+                                         Dependent<const T*> weight_, Dependent<const T*> bias_,
+                                         Dependent<const float*> mean_, Dependent<const float*> rstd_,
+                                         Dependent<const T*> dresidual_, int64_t N, int C) {
+    const auto [dx, partial, out, dout, x, weight, bias, mean, rstd, dresidual] =
+        wait(dx_, partial_, out_, dout_, x_, weight_, bias_, mean_, rstd_, dresidual_);
+    constexpr int size = vector_size<T>, vectors = max_backward / size;
+    struct Sums {
+        float g, gx;
+    };
+    struct Shared {
+        Sums warps[2][max_warps];  // two: a row's sums are read while the next one's are written
+    };
+    Shared& shared = shared_memory<Shared>();
+    const int row_warps = static_cast<int>(blockDim.x) / warp_size;
+    const int first_warp = static_cast<int>(threadIdx.y) * row_warps;
+    const int64_t step = int64_t{gridDim.x} * blockDim.y;
+    int column[vectors];
+    uint4 w[vectors], next_x[vectors], next_dout[vectors];
+    float dweight[vectors][size] = {}, dbias[vectors][size] = {};
+    const auto load = [N, C](const T* rows, int64_t n, int c) {
+        return n < N ? load_part<whole>(rows + n * C, c, C) : make_uint4(0, 0, 0, 0);
+    };
+    int64_t n = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+#pragma unroll
+    for (int v = 0; v < vectors; v++) {
+        column[v] = static_cast<int>(v * blockDim.x + threadIdx.x) * size;
+        w[v] = load_part<whole>(weight, column[v], C);
+        next_x[v] = load(x, n, column[v]);
+        next_dout[v] = load(dout, n, column[v]);
+    }
+    float next_m = n < N ? mean[n] : 0.0f, next_r = n < N ? rstd[n] : 0.0f;
+    int buffer = 0;
+    for (int64_t first = int64_t{blockIdx.x} * blockDim.y; first < N; first += step, n += step, buffer ^= 1) {
+        const float m = next_m, r = next_r;
+        uint4 this_x[vectors], this_dout[vectors], past[vectors];
+        Sums sums{0, 0};
+#pragma unroll
+        for (int v = 0; v < vectors; v++) {
+            this_x[v] = next_x[v];
+            this_dout[v] = next_dout[v];
+            past[v] = dresidual ? load(dresidual, n, column[v]) : make_uint4(0, 0, 0, 0);
+            next_x[v] = load(x, n + step, column[v]);
+            next_dout[v] = load(dout, n + step, column[v]);
+        }
+        next_m = n + step < N ? mean[n + step] : 0.0f;
+        next_r = n + step < N ? rstd[n + step] : 0.0f;
+#pragma unroll
+        for (int v = 0; v < vectors; v++) {
+            float a[size], d[size], b[size];
+            unpack(this_x[v], a);
+            unpack(this_dout[v], d);
+            unpack(w[v], b);
+            for (int i = 0; i < size; i++) {
+                const float xhat = (a[i] - m) * r, g = product(d[i], b[i]);
+                dweight[v][i] += d[i] * xhat;
+                dbias[v][i] += d[i];
+                sums.g += g;
+                sums.gx += g * xhat;
+            }
+            if (out && n < N) {
+                uint4 moved = bias ? load_part<whole>(bias, column[v], C) : make_uint4(0, 0, 0, 0);
+                unpack(moved, d);
+                for (int i = 0; i < size; i++) a[i] = scaled((a[i] - m) * r, b[i], d[i]);
+                store_part<whole>(out + n * C, column[v], C, pack(a));
+            }
+        }
+        sums = {warp_sum(sums.g), warp_sum(sums.gx)};
+        if (lane_index() == 0) shared.warps[buffer][first_warp + warp_index()] = sums;
+        __syncthreads();
+        sums = {0, 0};
+        for (int i = 0; i < row_warps; i++) {
+            sums.g += shared.warps[buffer][first_warp + i].g;
+            sums.gx += shared.warps[buffer][first_warp + i].gx;
+        }
+        const float mean_g = sums.g / static_cast<float>(C), mean_gx = sums.gx / static_cast<float>(C);
+        if (n >= N) continue;
+#pragma unroll
+        for (int v = 0; v < vectors; v++) {
+            float a[size], d[size], b[size], p[size];
+            unpack(this_x[v], a);
+            unpack(this_dout[v], d);
+            unpack(w[v], b);
+            unpack(past[v], p);
+            for (int i = 0; i < size; i++)
+                a[i] = r * (product(d[i], b[i]) - mean_g - (a[i] - m) * r * mean_gx) + p[i];
+            store_part<whole>(dx + n * C, column[v], C, pack(a));
+        }
+    }
+    float* const rows = reinterpret_cast<float*>(dynamic_shared_memory());
+    const auto add_rows = [&](const float (&own)[vectors][size], float* to) {
+        for (unsigned y = 0; y < blockDim.y; y++) {
+#pragma unroll
+            for (int v = 0; v < vectors; v++)
+                for (int i = 0; i < size; i++) {
+                    const int c = column[v] + i;
+                    if (y != threadIdx.y || c >= C) continue;
+                    const float sum = own[v][i] + (y > 0 ? rows[c] : 0.0f);
+                    (y + 1 < blockDim.y ? rows[c] : to[int64_t{blockIdx.x} * C + c]) = sum;
+                }
+            __syncthreads();
+        }
+    };
+    add_rows(dweight, partial);
+    add_rows(dbias, partial + int64_t{gridDim.x} * C);
+}
+
+// blockIdx.y: dweight, dbias.
+template <class G>
+__global__ void layernorm_backward_vectorized_kernel_columns(Dependent<G*> dweight_, Dependent<G*> dbias_,
+                                                             Dependent<const float*> partial_, int rows,
+                                                             int64_t C, bool accumulate) {
+    const auto [dweight, dbias, partial] = wait(dweight_, dbias_, partial_);
+    sum_columns(blockIdx.y ? dbias : dweight, partial + blockIdx.y * rows * C, rows, C, accumulate);
+}
+
+int64_t backward_workspace(const Call& c) {
+    return int64_t{2} * backward_shape(c["N"], c["C"], c.launch.threads).blocks * c["C"] * 4;
+}
+
+template <class T, class G>
+void layernorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<G, 1> dbias, View<T, 2> out,
+                                   View<const T, 2> dout, View<const T, 2> x, View<const T, 1> weight,
+                                   View<const T, 1> bias, View<const float, 1> mean,
+                                   View<const float, 1> rstd, View<const T, 2> dresidual, bool accumulate,
+                                   LaunchContext context) {
+    const int64_t N = x.shape[0], C = x.shape[1];
+    const BackwardShape shape = backward_shape(N, C, context.threads);
+    const bool whole = is_whole(
+        {dx.data, out.data, dout.data, x.data, weight.data, bias.data, dresidual.data}, C, vector_size<T>);
+    const size_t sums_bytes = shape.threads.y > 1 ? static_cast<size_t>(C) * 4 : 0;
+    float* const partial = static_cast<float*>(context.workspace);
+    launch(Grid(shape.blocks, shape.threads, context.stream, sums_bytes),
+           whole ? layernorm_backward_vectorized_kernel<T, true>
+                 : layernorm_backward_vectorized_kernel<T, false>,
+           dx.data, partial, out.data, dout.data, x.data, weight.data, bias.data, mean.data, rstd.data,
+           dresidual.data, N, static_cast<int>(C));
+    launch(columns_grid(C, context.stream, 2), layernorm_backward_vectorized_kernel_columns<G>, dweight.data,
+           dbias.data, partial, shape.blocks, C, accumulate);
+}
+
 Operation layernorm_forward(
     "layernorm_forward<T: f32 bf16 f64, A: arithmetic(T)>"
     "(out: T[N,C], mean: A[N], rstd: A[N]; x: T[N,C], weight: T[C], bias: T[C]; eps: float {1e-5, 1e-6})"
@@ -309,6 +558,8 @@ Operation layernorm_forward(
     "out = (x - mean(x)) / std(x) * weight + bias",
     {{"cpu", "rows over threads, vector lanes over columns",
       instantiations<LLAMAC_FLOATS(layernorm_forward_cpu)>()},
+     {"vectorized", "one block per row, which stays in registers, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(layernorm_forward_vectorized)>(), forward_fits, row_block_sizes},
      {"naive", "one thread per row", instantiations<LLAMAC_FLOATS(layernorm_forward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(layernorm_forward_reference), layernorm_forward_reference<double>>()}},
@@ -325,6 +576,8 @@ Operation residual_layernorm_forward(
     "sum = x + residual, out = (sum - mean(sum)) / std(sum) * weight + bias",
     {{"cpu", "rows over threads, vector lanes over columns",
       instantiations<LLAMAC_FLOATS(residual_layernorm_forward_cpu)>()},
+     {"vectorized", "one block per row, which stays in registers, 128-bit accesses",
+      instantiations<LLAMAC_FLOATS(residual_layernorm_forward_vectorized)>(), forward_fits, row_block_sizes},
      {"naive", "one thread per row", instantiations<LLAMAC_FLOATS(residual_layernorm_forward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(residual_layernorm_forward_reference),
@@ -340,6 +593,10 @@ Operation layernorm_backward(
     "gradients of layernorm_forward, and of residual_layernorm_forward with the sum as x",
     {{"cpu", "rows over threads; dweight and dbias by blocks of rows",
       instantiations<LLAMAC_FLOATS(layernorm_backward_cpu, float), layernorm_backward_cpu<bf16, bf16>>()},
+     {"vectorized", "rows in registers, 128-bit accesses, dweight and dbias as partial rows per block",
+      instantiations<LLAMAC_FLOATS(layernorm_backward_vectorized, float),
+                     layernorm_backward_vectorized<bf16, bf16>>(),
+      backward_fits, backward_block_sizes, backward_workspace},
      {"naive", "one thread per row, one thread per column for dweight and dbias",
       instantiations<LLAMAC_FLOATS(layernorm_backward_naive, float), layernorm_backward_naive<bf16, bf16>>()},
      {"reference", "plain loops",

@@ -1,5 +1,5 @@
-// The forward passes of RMSNorm with and without a residual, for rmsnorm.hip and residual_rmsnorm.hip. rmsnorm.hip has the
-// mathematics and the idea of each variant.
+// The forward passes of RMSNorm with and without a residual, for rmsnorm.hip and residual_rmsnorm.hip, and how threads share
+// rows, which layernorm.hip has in common with them. rmsnorm.hip has the mathematics and the idea of each variant.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -127,6 +127,30 @@ void launch_forward(T* sum, T* out, float* rstd, const T* x, const T* residual, 
     const int threads = row_threads(C, whole ? max_forward : max_forward / 2, context.threads);
     launch(Grid(blocks_for(N, 1), threads, context.stream), kernels[whole][kernel_index(C, threads)], sum,
            out, rstd, x, residual, weight, C, eps);
+}
+
+// ---- vectorized, backward: a block takes every k-th row
+
+// Elements of a row that one thread keeps; more would spill.
+constexpr int max_backward = 8, backward_threads = 1024;
+static_assert(max_backward * backward_threads == 8192, "what the limit says");
+constexpr Constraints backward_fits{"C at most 8192",
+                                    [](const Call& c) { return c["C"] <= max_backward * backward_threads; }};
+
+inline const std::vector<int> backward_block_sizes = {512, 256, 1024};
+
+// Threads (x: a row's columns, y: rows at a time).
+struct BackwardShape {
+    dim3 threads;
+    int blocks;
+};
+inline BackwardShape backward_shape(int64_t N, int64_t C, int wanted) {
+    const int columns = row_threads(C, max_backward, 1), rows = std::max(1, wanted / columns);
+    const int resident =
+        std::max(1, backward_threads / (columns * rows));  // whose registers one processor holds
+    const int64_t most = int64_t{device_properties().multiprocessors} * resident;
+    const int64_t blocks = std::min((N + rows - 1) / rows, most);
+    return {dim3(static_cast<unsigned>(columns), static_cast<unsigned>(rows)), static_cast<int>(blocks)};
 }
 
 }  // namespace llamac

@@ -162,12 +162,6 @@ void rmsnorm_forward_vectorized(View<T, 2> out, View<float, 1> rstd, View<const 
                              x.shape[1], static_cast<float>(eps), context);
 }
 
-// Elements of a row that one thread keeps; more would spill.
-constexpr int max_backward = 8, backward_threads = 1024;
-static_assert(max_backward * backward_threads == 8192, "what the limit says");
-constexpr Constraints backward_fits{"C at most 8192",
-                                    [](const Call& c) { return c["C"] <= max_backward * backward_threads; }};
-
 // Threads (x: a row's columns, y: rows at a time). A block's rows are blockIdx.x * blockDim.y + threadIdx.y,
 // and on by gridDim.x * blockDim.y; partial[gridDim.x, C] gets its sums of dweight. The next row's loads are
 // under way while this one's sum is made. Dynamic LDS: C floats where blockDim.y > 1.
@@ -270,18 +264,6 @@ __global__ void rmsnorm_backward_vectorized_kernel_columns(Dependent<G*> dweight
     sum_columns(dweight, partial, rows, C, accumulate);
 }
 
-struct BackwardShape {
-    dim3 threads;
-    int blocks;
-};
-BackwardShape backward_shape(int64_t N, int64_t C, int wanted) {
-    const int columns = row_threads(C, max_backward, 1), rows = std::max(1, wanted / columns);
-    const int resident =
-        std::max(1, backward_threads / (columns * rows));  // whose registers one processor holds
-    const int64_t most = int64_t{device_properties().multiprocessors} * resident;
-    const int64_t blocks = std::min((N + rows - 1) / rows, most);
-    return {dim3(static_cast<unsigned>(columns), static_cast<unsigned>(rows)), static_cast<int>(blocks)};
-}
 int64_t backward_workspace(const Call& c) {
     return backward_shape(c["N"], c["C"], c.launch.threads).blocks * c["C"] * 4;
 }
@@ -303,8 +285,6 @@ void rmsnorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<T, 2> o
     launch(columns_grid(C, context.stream), rmsnorm_backward_vectorized_kernel_columns<G>, dweight.data,
            partial, shape.blocks, C, accumulate);
 }
-
-const std::vector<int> backward_block_sizes = {512, 256, 1024};
 
 Operation rmsnorm_forward(
     "rmsnorm_forward<T: f32 bf16 f64, A: arithmetic(T)>"

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/operation.h"
+#include "ops/row_tiles.h"
 
 namespace llamac {
 namespace {
@@ -92,8 +93,6 @@ constexpr int block_threads = 512;
 template <bool whole>
 constexpr int rows_per_thread = whole ? 2 : 1;
 
-// blockIdx.x: `across` blocks side by side hold a row, the next ones further rows. A thread's rows lie
-// blockDim.y apart.
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads, 2)
     swiglu_forward_vectorized_kernel(Dependent<T*> out_, Dependent<const T*> gate_up_, int64_t N, int64_t F,
@@ -152,25 +151,12 @@ __global__ void __launch_bounds__(block_threads, 2)
     }
 }
 
-// How blocks cover [N, F]: `across` of them a row, threads.x vectors of `size` elements each; where a row has
-// fewer than a block has threads, threads.y rows lie one below the other in it.
-struct Tiles {
-    dim3 threads;
-    unsigned across, blocks;
-};
-Tiles tiles(int64_t N, int64_t F, int size, bool whole, int threads) {
-    const int64_t vectors = (F + size - 1) / size;
-    const unsigned columns = static_cast<unsigned>(std::min<int64_t>(vectors, threads));
-    const unsigned down = static_cast<unsigned>(threads) / columns, across = blocks_for(vectors, columns);
-    const int64_t rows = int64_t{whole ? rows_per_thread<true> : rows_per_thread<false>} * down;
-    return {dim3(columns, down), across, blocks_for(int64_t{across} * blocks_for(N, rows), 1)};
-}
-
 template <class T>
 void swiglu_forward_vectorized(View<T, 2> out, View<const T, 2> gate_up, LaunchContext context) {
     const int64_t N = out.shape[0], F = out.shape[1];
     const bool whole = is_whole({out.data, gate_up.data}, F, vector_size<T>);
-    const Tiles t = tiles(N, F, vector_size<T>, whole, context.threads);
+    const int rows = whole ? rows_per_thread<true> : rows_per_thread<false>;
+    const RowTiles t = row_tiles(N, F, vector_size<T>, rows, context.threads);
     launch(Grid(t.blocks, t.threads, context.stream),
            whole ? swiglu_forward_vectorized_kernel<T, true> : swiglu_forward_vectorized_kernel<T, false>,
            out.data, gate_up.data, N, F, t.across);
@@ -181,7 +167,8 @@ void swiglu_backward_vectorized(View<T, 2> dgate_up, View<T, 2> out, View<const 
                                 View<const T, 2> gate_up, LaunchContext context) {
     const int64_t N = dout.shape[0], F = dout.shape[1];
     const bool whole = is_whole({dgate_up.data, out.data, dout.data, gate_up.data}, F, vector_size<T>);
-    const Tiles t = tiles(N, F, vector_size<T>, whole, context.threads);
+    const int rows = whole ? rows_per_thread<true> : rows_per_thread<false>;
+    const RowTiles t = row_tiles(N, F, vector_size<T>, rows, context.threads);
     launch(Grid(t.blocks, t.threads, context.stream),
            whole ? swiglu_backward_vectorized_kernel<T, true> : swiglu_backward_vectorized_kernel<T, false>,
            dgate_up.data, out.data, dout.data, gate_up.data, N, F, t.across);
