@@ -1,4 +1,4 @@
-"""Llama, Mistral and Qwen in plain PyTorch: model, training, and the reference for the C program.
+"""Llama, Mistral, Qwen and GPT-2 in plain PyTorch: model, training, and the reference for the C program.
 
     python train_llama3.py              write the reference tensors of the test models to data/reference/
     python train_llama3.py --matmul-dtype fp8   the same in fp8 (llamac/training/fp8_reference.py)
@@ -10,7 +10,7 @@ AdamW, training, the reference tensors. The other parts of a run (several device
 profile) are in llamac/training. Tests and benchmarks use the formulas; in the package it is llamac.reference.
 
 Shapes: B batch, T time, C channels, NH query heads, NKV key/value heads, HD head size, F feed-forward width,
-V vocabulary. Parameters have Hugging Face's names, weight matrices are [out, in].
+V vocabulary. Modules have Hugging Face's names for Llama, weight matrices are [out, in].
 """
 
 import math
@@ -29,15 +29,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from llamac.base.errors import run
-from llamac.model.block import ACTIVATIONS, BLOCK
+from llamac.model.block import ACTIVATIONS
 from llamac.model.config import Config, load_config, rope_frequencies
 from llamac.training import references
 from llamac.training import run as training
 from llamac.training.options import Options
-from llamac.training.ranks import DTYPES, across_ranks, sharded_gradients, world
-from llamac.training.rounding import random_bits, stochastic_round, upload
+from llamac.training.ranks import DTYPES, across_ranks, gradients, world
+from llamac.training.rounding import at_least_fp32, random_bits, stochastic_round, upload
 from llamac.training.schedule import learning_rate
-from llamac.training.trace import block_tensors, traced
+from llamac.training.trace import mean_rstd, model_tensors, rstd, traced
 from llamac.training.weights import Part, parts
 
 Batches = list[tuple[Tensor, ...]]  # of each micro-batch tokens, targets and perhaps `first`, all [B,T]
@@ -46,16 +46,6 @@ IGNORED = -100  # a target that does not count
 
 
 # The operations =============================================================================================
-
-
-def at_least_fp32(x: Tensor) -> Tensor:
-    """x in the precision of arithmetic: bf16 becomes fp32; fp32 and double stay, without a copy."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def rstd(x: Tensor, eps: float) -> Tensor:
-    """1 / sqrt(mean(x²) + eps) of every row: [..., C] -> [...]."""
-    return torch.rsqrt(at_least_fp32(x).square().mean(-1) + eps)
 
 
 def rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -69,6 +59,17 @@ def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) ->
     """residual + x, and its rmsnorm."""
     x = residual + x
     return x, rmsnorm(x, weight, eps)
+
+
+def layernorm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) · weight + bias over the C channels (Ba et al. 2016)."""
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def residual_layernorm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float):
+    """residual + x, and its layernorm."""
+    x = residual + x
+    return x, layernorm(x, weight, bias, eps)
 
 
 def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) -> Cis:
@@ -147,12 +148,21 @@ def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     return F.silu(gate) * up
 
 
+def gelu(x: Tensor) -> Tensor:
+    """x · Φ(x), Φ the normal distribution (Hendrycks & Gimpel 2016)."""
+    return F.gelu(x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """gelu() with Φ(x) ≈ (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2."""
+    return F.gelu(x, approximate="tanh")
+
+
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """-log softmax(logits)[target] of every token, 0 where it is IGNORED: [..., V], [...] -> [...], fp32."""
     options = {"reduction": "none", "ignore_index": IGNORED}
-    return F.cross_entropy(at_least_fp32(logits).flatten(0, -2), targets.flatten(), **options).view_as(
-        targets
-    )
+    losses = F.cross_entropy(at_least_fp32(logits).flatten(0, -2), targets.flatten(), **options)
+    return losses.view_as(targets)
 
 
 def mean_loss(losses: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,25 +178,28 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
 
 # What the model is made of, besides matrix products; --ops llamac has others of the same shapes.
 Operations = SimpleNamespace
-OF_MODEL = precompute_cis, rmsnorm, residual_rmsnorm, rope, qk_norm_rope, attention, swiglu
-TORCH = Operations(**{operation.__name__: operation for operation in (*OF_MODEL, linear_cross_entropy)})
+NORMS = rmsnorm, residual_rmsnorm, layernorm, residual_layernorm
+OTHERS = precompute_cis, rope, qk_norm_rope, attention, swiglu, gelu, gelu_tanh, linear_cross_entropy
+TORCH = Operations(**{operation.__name__: operation for operation in (*NORMS, *OTHERS)})
 
 
 # The model ==================================================================================================
 
 
-class RMSNorm(nn.Module):
-    """rmsnorm() with a weight; with a residual: (residual + x, the norm of that)."""
+class Norm(nn.Module):
+    """rmsnorm() or layernorm() by the configuration; with a residual: (residual + x, the norm of that)."""
 
-    def __init__(self, C: int, eps: float, ops: Operations):
+    def __init__(self, config: Config, ops: Operations):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(C))
-        self.eps, self.ops = eps, ops
+        kind, self.eps = config.normalization_function, config.rms_norm_eps
+        self.norm, self.residual_norm = getattr(ops, kind), getattr(ops, f"residual_{kind}")
+        for name in config.norm_weights:
+            self.register_parameter(name, nn.Parameter(torch.empty(config.hidden_size)))
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         if residual is None:
-            return self.ops.rmsnorm(x, self.weight, self.eps)
-        return self.ops.residual_rmsnorm(x, residual, self.weight, self.eps)
+            return self.norm(x, *self.parameters(), self.eps)
+        return self.residual_norm(x, residual, *self.parameters(), self.eps)
 
 
 class Linears(nn.Module):
@@ -194,9 +207,10 @@ class Linears(nn.Module):
 
     def __init__(self, config: Config, half: str):
         super().__init__()
-        self.modules_of = {row.name: list(row.weights) for row in BLOCK if row.half == half}
-        for row in BLOCK:
-            for name, (rows, columns) in row.shapes(config).items() if row.half == half else ():
+        own = [row for row in config.block if row.half == half]
+        self.modules_of = {row.name: list(row.weights) for row in own}
+        for row in own:
+            for name, (rows, columns) in row.shapes(config).items():
                 self.add_module(name, nn.Linear(columns, rows, getattr(config, row.bias)))
 
     def products(self, name: str, x: Tensor) -> list[Tensor]:
@@ -205,29 +219,31 @@ class Linears(nn.Module):
 
 
 class SelfAttention(Linears):
-    """Projections to queries, keys and values, perhaps a norm per head, RoPE, attention, projection back."""
+    """Projections to queries, keys and values, perhaps norms per head, RoPE, attention, projection back."""
 
     def __init__(self, config: Config, window: int | None, ops: Operations):
         super().__init__(config, "self_attn")
-        self.head_dim, self.window, self.ops = config.head_dim, window, ops
+        self.config, self.window, self.ops = config, window, ops
         self.heads = config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads
         for name in ("q_norm", "k_norm") if config.qk_norm else ():
-            self.add_module(name, RMSNorm(self.head_dim, config.rms_norm_eps, ops))
+            self.add_module(name, nn.RMSNorm(config.head_dim, config.rms_norm_eps))
 
     def forward(self, x: Tensor, cis: Cis, first: Tensor | None = None) -> Tensor:
         qkv = self.products("qkv", x)
         qkv = torch.cat(qkv, -1) if len(qkv) > 1 else qkv[0]
-        q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(self.heads, -2)
+        q, k, v = qkv.unflatten(-1, (-1, self.config.head_dim)).split(self.heads, -2)
         q, k = self.turned(q, "q_norm", cis), self.turned(k, "k_norm", cis)
         return self.o_proj(self.ops.attention(q, k, v, first=first, window=self.window).flatten(2))
 
     def turned(self, heads: Tensor, name: str, cis: Cis) -> Tensor:
+        if self.config.has_positions:
+            return heads
         norm = getattr(self, name, None)
         return self.ops.qk_norm_rope(heads, norm.weight, norm.eps, cis) if norm else self.ops.rope(heads, cis)
 
 
 class MLP(Linears):
-    """down(swiglu(gate(x), up(x)))."""
+    """down(swiglu(gate(x), up(x))), or down(gelu(up(x)))."""
 
     def __init__(self, config: Config, ops: Operations):
         super().__init__(config, "mlp")
@@ -242,9 +258,9 @@ class Block(nn.Module):
 
     def __init__(self, config: Config, window: int | None, ops: Operations):
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.input_layernorm = Norm(config, ops)
         self.self_attn = SelfAttention(config, window, ops)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.post_attention_layernorm = Norm(config, ops)
         self.mlp = MLP(config, ops)
 
     def forward(self, x: Tensor, cis: Cis, first: Tensor | None = None) -> Tensor:
@@ -253,18 +269,25 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, L blocks, final norm: tokens [B,T] -> [B,T,C]."""
+    """Embedding, perhaps of positions, too, L blocks, final norm: tokens [B,T] -> [B,T,C]."""
 
     def __init__(self, config: Config, ops: Operations):
         super().__init__()
-        weight = torch.empty(config.vocab_size, config.hidden_size)  # initialised with all others
-        self.embed_tokens = nn.Embedding.from_pretrained(weight, freeze=False)
+
+        def table(rows: int) -> nn.Embedding:  # initialised with all others
+            return nn.Embedding.from_pretrained(torch.empty(rows, config.hidden_size), freeze=False)
+
+        self.embed_tokens = table(config.vocab_size)
+        self.embed_positions = table(config.max_position_embeddings) if config.has_positions else None
         self.layers = nn.ModuleList(Block(config, window, ops) for window in config.windows())
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.norm = Norm(config, ops)
         self.recompute_every = 0  # k > 0: the backward computes every k-th block again instead of keeping it
 
     def forward(self, tokens: Tensor, cis: Cis, first: Tensor | None = None) -> Tensor:
         x = self.embed_tokens(tokens)
+        if self.embed_positions:
+            t = torch.arange(tokens.shape[1], device=tokens.device)
+            x = x + self.embed_positions(t if first is None else t - first)  # within the document
         for i, block in enumerate(self.layers):
             again = self.recompute_every and i % self.recompute_every == 0
             x = checkpoint(block, x, cis, first, use_reentrant=False) if again else block(x, cis, first)
@@ -288,7 +311,7 @@ class Head(nn.Module):
 
 
 class Llama(nn.Module):
-    """Llama 3. cis = ops.precompute_cis(config, T or more) is computed once and passed to every call."""
+    """The model. cis = ops.precompute_cis(config, T or more) is computed once and passed to every call."""
 
     def __init__(self, config: Config, ops: Operations = TORCH):
         super().__init__()
@@ -392,27 +415,9 @@ class AdamW:
 # Training ===================================================================================================
 
 
-def gradients(model, batches: Batches, cis: Cis, parts: list[Part], dtype: torch.dtype):
-    """The mean loss of the micro-batches, and its gradient by each part, summed in dtype."""
-    losses, sums = [], None
-    for tokens, *others in batches:
-        loss = model(tokens, cis, *others) / len(batches)
-        loss.backward()
-        losses.append(loss.detach())
-        fresh = [part.of(part.parameter.grad).to(dtype) for part in parts]
-        for part in parts:
-            part.parameter.grad = None
-        if sums is None:
-            sums = fresh
-        else:
-            torch._foreach_add_(sums, fresh)
-    return torch.stack(losses).sum(), sums
-
-
 def train_step(model, batches: Batches, cis: Cis, optimizer: AdamW, lr: float, grad_clip: float, grad_dtype):
     """One step on the micro-batches of all ranks: [loss, gradient norm before clipping], on the device."""
-    accumulate = gradients if world() == 1 else sharded_gradients
-    loss, grads = accumulate(model, batches, cis, optimizer.parts, grad_dtype)
+    loss, grads = gradients(model, batches, cis, optimizer.parts, grad_dtype)
     # In double: torch's fp32 norm of a million numbers was seen to be off by 4e-5 on the CPU.
     norm = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float64)).norm()
     loss, norm = across_ranks(loss, norm)
@@ -457,26 +462,16 @@ def debug_state(directory: Path, dtype: torch.dtype, batch: Batches, o: Options)
     tokens, targets, first, *_ = *batch[0], None
     config, precision = load_config(directory), torch.promote_types(dtype, torch.float32)
     cis = precompute_cis(config, tokens.shape[1], dtype=precision)
-    ops, calls = traced(TORCH, "rmsnorm", "residual_rmsnorm", "attention", ACTIVATIONS[config.hidden_act])
+    ops, calls = traced(TORCH, config)
     model = references.load(empty_model(config, dtype, ops=ops), directory, o)
     logits = model(tokens, cis, first=first)
     logits.retain_grad()
     losses = cross_entropy(logits, targets)
     losses.mean().backward()
 
-    embedding, final_norm = calls[0].inputs[0], calls[-1].outputs[0]
+    norm = mean_rstd if config.normalization_function == "layernorm" else rstd
     state = {name: x.int() for name, x in zip(("tokens", "targets", "first"), batch[0])}
-    state["act.embedding"] = embedding
-    norm = partial(rstd, eps=config.rms_norm_eps)
-    heads = partial(explicit_attention, first=first)
-    grads = {f"grad.{part.name}": part.of(part.parameter.grad).to(precision) for part in parts(model)}
-    grads["dact.embedding"] = embedding.grad
-    for i, window in enumerate(config.windows()):
-        act, dact = block_tensors(calls[i * len(BLOCK) :], norm, partial(heads, window=window))
-        state |= {f"act.{i}.{name}": a for name, a in act.items()}
-        grads |= {f"dact.{i}.{name}": d for name, d in dact.items()}
-    state |= {"act.final_norm": final_norm, "logits": logits, "losses": losses, "loss": losses.mean().view(1)}
-    state |= reversed([*grads.items(), ("dact.final_norm", final_norm.grad), ("dact.logits", logits.grad)])
+    state |= model_tensors(model, calls, logits, losses, norm, partial(explicit_attention, first=first))
 
     model = references.load(empty_model(config, dtype), directory, o)
     optimizer = AdamW(parts(model), **OPTIMIZER, state_dtype=precision)

@@ -13,12 +13,12 @@ class Input(NamedTuple):
     producer: str  # what computes it: norm, attention or activation
     name: str  # in the debug state, and among fp8's scales
     size: str  # Config's field
-    statistics: str = ""  # in the debug state: what the producer keeps for its backward
+    statistics: tuple[str, ...] = ()  # in the debug state: what the producer keeps for its backward
     norm: str = ""  # the module that is the producer
 
 
 class Linear(NamedTuple):
-    """out = x · weightᵀ (+ bias). Modules have Hugging Face's names; sizes and flags are fields of Config."""
+    """out = x · weightᵀ (+ bias). Modules have Llama's names; sizes and flags are fields of Config."""
 
     name: str  # among fp8's scales, and of the module where its weights are fused
     x: Input
@@ -36,7 +36,9 @@ class Linear(NamedTuple):
     def parameters(self, config: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, shape) of its norm's and its own, in the order of files."""
         if self.x.norm:
-            yield f"{self.x.norm}.weight", (getattr(config, self.x.size),)
+            yield from (
+                (f"{self.x.norm}.{name}", (getattr(config, self.x.size),)) for name in config.norm_weights
+            )
         shapes = self.shapes(config)
         yield from ((f"{self.half}.{name}.weight", shape) for name, shape in shapes.items())
         if getattr(config, self.bias):
@@ -52,7 +54,7 @@ class Linear(NamedTuple):
 BLOCK = (
     Linear(
         "qkv",
-        Input("norm", "input_norm", "hidden_size", "input_rstd", "input_layernorm"),
+        Input("norm", "input_norm", "hidden_size", ("input_rstd",), "input_layernorm"),
         "self_attn",
         {"q_proj": "q_size", "k_proj": "kv_size", "v_proj": "kv_size"},
         "qkv_bias",
@@ -61,7 +63,7 @@ BLOCK = (
     ),
     Linear(
         "o",
-        Input("attention", "attention", "q_size", "attention_lse"),
+        Input("attention", "attention", "q_size", ("attention_lse",)),
         "self_attn",
         {"o_proj": "hidden_size"},
         "output_bias",
@@ -69,7 +71,7 @@ BLOCK = (
     ),
     Linear(
         "gate_up",
-        Input("norm", "post_norm", "hidden_size", "post_rstd", "post_attention_layernorm"),
+        Input("norm", "post_norm", "hidden_size", ("post_rstd",), "post_attention_layernorm"),
         "mlp",
         {"gate_proj": "intermediate_size", "up_proj": "intermediate_size"},
         "mlp_bias",
@@ -84,4 +86,19 @@ BLOCK = (
         ("residual_out",),
     ),
 )
-ACTIVATIONS = {"silu": "swiglu"}  # the operation, by config.json's hidden_act
+_QKV, _OUTPUT, _UP, _DOWN = BLOCK
+# GPT-2's: q, k and v are one weight, the activation has no gate, a layer norm also keeps the mean.
+GPT2_BLOCK = (
+    _QKV._replace(
+        x=_QKV.x._replace(statistics=("input_mean", "input_rstd")),
+        weights={"qkv_proj": "qkv_size"},
+        head_norms=(),
+    ),
+    _OUTPUT,
+    _UP._replace(
+        x=_UP.x._replace(statistics=("post_mean", "post_rstd")), weights={"up_proj": "intermediate_size"}
+    ),
+    _DOWN._replace(x=_DOWN.x._replace(name="gelu")),
+)
+# The operation, by config.json's hidden_act.
+ACTIVATIONS = {"silu": "swiglu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}

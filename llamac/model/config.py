@@ -9,57 +9,18 @@ query heads, NKV key/value heads, HD head size, F intermediate_size, V vocab_siz
 import json
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from llamac.base.errors import InputError
 from llamac.base.files import excerpt, read_json
 from llamac.base.folders import CONFIGS, how_to_fetch
-from llamac.model.block import ACTIVATIONS, BLOCK
+from llamac.model.architectures import DROPOUTS, FLAGS, MODEL_TYPES, NOT_LLAMAS, WORDS, ModelType
+from llamac.model.block import Linear
 
 # The largest sizes; csrc/checkpoint/config_json.cpp has the same.
 WIDEST, DEEPEST, LONGEST, MOST_PARAMETERS = 2**24, 2**16, 2**31 - 1, 2**48
-
-
-class ModelType(NamedTuple):
-    """A model_type of config.json."""
-
-    architecture: str  # the class in transformers
-    missing: Mapping[str, Any] = MappingProxyType({})  # for absent fields, where they are not Llama's
-    can_slide: bool = False  # whether layers may have a sliding window
-    chooses_window: bool = False  # whether use_sliding_window and max_window_layers say which layers have it
-    qkv_bias: bool = False
-    qk_norm: bool = False  # of each head's queries and keys, before RoPE
-
-
-_QWENS: dict[str, Any] = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096}
-_QWENS |= {"bos_token_id": None, "eos_token_id": None}
-_MISTRALS = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
-MODEL_TYPES = {
-    "llama": ModelType("LlamaForCausalLM"),
-    "mistral": ModelType("MistralForCausalLM", _MISTRALS, can_slide=True),
-    "qwen2": ModelType("Qwen2ForCausalLM", _QWENS, True, True, qkv_bias=True),
-    "qwen3": ModelType("Qwen3ForCausalLM", _QWENS | {"head_dim": 128}, True, True, qk_norm=True),
-}
-# Fields that choose an architecture, with the values that are computed, the default first.
-WORDS: dict[str, tuple[str, ...]] = {
-    "model_type": tuple(MODEL_TYPES),
-    "hidden_act": tuple(ACTIVATIONS),
-    "normalization_function": ("rmsnorm",),
-    "position_embedding_type": ("rope",),
-}
-FLAGS = ("attention_bias", "mlp_bias", "use_qk_norm")  # false alone
-# Those that other architectures' config.json has and Llama's has not.
-NOT_LLAMAS = (
-    "use_qk_norm",
-    "sliding_window",
-    "layer_types",
-    "normalization_function",
-    "position_embedding_type",
-)
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 LLAMA3S, YARNS = ("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -167,6 +128,21 @@ class Config:
     position_embedding_type: str = "rope"
 
     @property
+    def block(self) -> tuple[Linear, ...]:
+        """The linears of a block."""
+        return MODEL_TYPES[self.model_type].block
+
+    @property
+    def norm_weights(self) -> tuple[str, ...]:
+        """The parameters of a norm over the channels."""
+        return ("weight", "bias") if self.normalization_function == "layernorm" else ("weight",)
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether positions are learned vectors that are added to the embedding."""
+        return self.position_embedding_type == "learned"
+
+    @property
     def q_size(self) -> int:
         """NH·HD: width of the queries and of the attention's output."""
         return self.num_attention_heads * self.head_dim
@@ -175,6 +151,11 @@ class Config:
     def kv_size(self) -> int:
         """NKV·HD: width of the keys, and of the values."""
         return self.num_key_value_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        """Width of the queries, keys and values."""
+        return self.q_size + 2 * self.kv_size
 
     @property
     def qkv_bias(self) -> bool:
@@ -196,17 +177,30 @@ class Config:
         types = self.layer_types or ["sliding_attention"] * self.num_hidden_layers
         return [self.sliding_window if kind == "sliding_attention" else None for kind in types]
 
+    def is_turned(self, name: str) -> bool:
+        """Whether files hold a weight, by its name there, as [in,out]."""
+        *_, module, kind = name.split(".")
+        return kind == "weight" and module in MODEL_TYPES[self.model_type].turned
+
     def parameters(self) -> list[tuple[str, tuple[int, ...]]]:
-        """(name, shape) of each parameter, in the order of files and random streams; matrices [out,in]."""
+        """(name in files, shape) of each parameter, in the order of files and random streams; matrices
+        [out,in]."""
         C, V = self.hidden_size, self.vocab_size
-        block = [parameter for row in BLOCK for parameter in row.parameters(self)]
+        block = [parameter for row in self.block for parameter in row.parameters(self)]
         table: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (V, C))]
+        if self.has_positions:
+            table.append(("model.embed_positions.weight", (self.max_position_embeddings, C)))
         for layer in range(self.num_hidden_layers):
             table += [(f"model.layers.{layer}.{name}", shape) for name, shape in block]
-        table.append(("model.norm.weight", (C,)))
+        table += [(f"model.norm.{name}", (C,)) for name in self.norm_weights]
         if not self.tie_word_embeddings:
             table.append(("lm_head.weight", (V, C)))
-        return table
+        own = MODEL_TYPES[self.model_type]
+        return [(own.file_name(name), shape) for name, shape in table]
+
+    def file_shapes(self) -> dict[str, tuple[int, ...]]:
+        """{name: shape in files} of each parameter, in the order of parameters()."""
+        return {name: shape[:: -1 if self.is_turned(name) else 1] for name, shape in self.parameters()}
 
     def num_parameters(self) -> int:
         """Elements of all parameters."""
@@ -215,12 +209,14 @@ class Config:
     def flops_per_token(self, T: int) -> int:
         """FLOPs of a token, forward and backward: 6·(parameters in a matmul) + 6·L·NH·HD·T.
 
-        An untied input embedding is a table look-up and does not count; of attention the causal half counts,
-        and of that what the window leaves.
+        Tables that are looked up do not count: positions, and the embedding, unless it is the head, too. Of
+        attention the causal half counts, and of that what the window leaves.
         """
         matrices = sum(math.prod(shape) for _, shape in self.parameters() if len(shape) == 2)
         if not self.tie_word_embeddings:
             matrices -= self.vocab_size * self.hidden_size
+        if self.has_positions:
+            matrices -= self.max_position_embeddings * self.hidden_size
         seen = [min(window or T, T) for window in self.windows()]
         return 6 * matrices + 6 * self.q_size * sum(W * (2 * T - W) // T for W in seen)
 
@@ -238,7 +234,13 @@ class Config:
             kept = name == "sliding_window" and own.can_slide
             if not kept and (name != "layer_types" or self.layer_types is None):
                 del values[name]
-        return values | {"torch_dtype": torch_dtype}
+        return own_fields(values) | own.written | {"torch_dtype": torch_dtype}
+
+
+def own_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Fields of Config, by the names that their model_type has in config.json."""
+    own = MODEL_TYPES[values["model_type"]]
+    return {own.fields.get(key, key): x for key, x in values.items() if key not in own.unwritten}
 
 
 def presets() -> dict[str, Path]:
@@ -274,6 +276,17 @@ def find_weights(directory: str | Path) -> str:
 
 def load_config(model: str | Path) -> Config:
     """Configuration of a preset's name, a Hugging Face directory or a config.json. Raises InputError."""
+    path = _config_file(model)
+    return read_config(read_json(path, {}), str(path))
+
+
+def dropouts(model: str | Path) -> str:
+    """The dropout that the model's config.json asks for, which is not applied; "" for none."""
+    values = read_json(_config_file(model), {})
+    return ", ".join(f"{key} {excerpt(values[key])}" for key in DROPOUTS if values.get(key))
+
+
+def _config_file(model: str | Path) -> Path:
     path = Path(model)
     if os.path.isdir(path):
         path = path / "config.json"
@@ -283,7 +296,7 @@ def load_config(model: str | Path) -> Config:
             expected = f"expected a directory with config.json or a preset ({names})"
             raise InputError(f"model {model}: {expected}{how_to_fetch(str(model))}")
         path = presets()[str(model)]
-    return read_config(read_json(path, {}), str(path))
+    return path
 
 
 def read_config(values: dict, where: str) -> Config:
@@ -299,13 +312,18 @@ class _Reader:
     values: dict
 
     def fail(self, key: str, expected: str) -> InputError:
+        key = self.own_name(key)
         found = excerpt(self.values[key]) if key in self.values else "nothing"
         return InputError(f"{self.file}: {key}: expected {expected}, found {found}")
 
     def get(self, key: str, default):
         """The value of key; a default stands in for a missing key and for null."""
-        value = self.values.get(key)
+        value = self.values.get(self.own_name(key))
         return default if value is None else value
+
+    def own_name(self, key: str) -> str:
+        """The name in this file of Llama's field."""
+        return self.model_type().fields.get(key, key)
 
     def size(self, key: str, default: int | None = None, most: int = WIDEST, least: int = 1) -> int:
         value = self.get(key, default)
@@ -334,20 +352,26 @@ class _Reader:
 
     def architecture(self) -> dict[str, Any]:
         """The fields that choose one. Raises InputError for what is not computed."""
-        values = {key: self.get(key, words[0]) for key, words in WORDS.items()}
-        values |= {key: self.flag(key) for key in FLAGS}
+        own = self.model_type()
+        for key in (*own.fields, *own.unwritten):
+            if (value := self.values.get(key)) is not None:
+                expected = f"none in a model of type {self.values['model_type']}"
+                raise InputError(f"{self.file}: {key}: expected {expected}, found {excerpt(value)}")
+        words, flags = WORDS | own.words, FLAGS | own.flags
+        values = {key: self.get(key, choices[0]) for key, choices in words.items()}
+        values |= {key: self.flag(key, only) for key, only in flags.items()}
         window = self.window()
-        accepted = WORDS | dict.fromkeys(FLAGS, (False,))
+        accepted = words | {key: (only,) for key, only in flags.items()}
         for key, value in values.items():
             if value not in accepted[key]:
                 raise self.fail(key, " or ".join(map(json.dumps, accepted[key])))
         if window is not None and not MODEL_TYPES[values["model_type"]].can_slide:
             raise self.fail("sliding_window", "null")
-        return values | {"sliding_window": window}
+        return {key: values[key] for key in (*WORDS, *FLAGS)} | {"sliding_window": window}
 
     def missing(self, key: str, default: Any) -> Any:
         """The value for an absent key; null is Llama's default, except for the context."""
-        absent = key not in self.values or key == "max_position_embeddings"
+        absent = self.own_name(key) not in self.values or key == "max_position_embeddings"
         return self.model_type().missing.get(key, default) if absent else default
 
     def model_type(self) -> ModelType:
@@ -456,11 +480,11 @@ class _Reader:
             expected = f"queries, keys and values of together at most {WIDEST}"
             raise InputError(f"{self.file}: head_dim: expected {expected}, found {width}")
         theta, scaling = self.rope()
-        layers = self.size("num_hidden_layers", most=DEEPEST)
+        layers, ratio = self.size("num_hidden_layers", most=DEEPEST), self.model_type().feed_forward
         config = Config(
             vocab_size=self.size("vocab_size"),
             hidden_size=C,
-            intermediate_size=self.size("intermediate_size"),
+            intermediate_size=self.size("intermediate_size", ratio and ratio * C),
             num_hidden_layers=layers,
             layer_types=self.layer_types(layers, architecture["sliding_window"]),
             num_attention_heads=NH,
@@ -469,17 +493,18 @@ class _Reader:
             max_position_embeddings=self.size(
                 "max_position_embeddings", self.missing("max_position_embeddings", 2048), LONGEST
             ),
-            rms_norm_eps=self.number("rms_norm_eps", 1e-6),
+            rms_norm_eps=self.number("rms_norm_eps", self.missing("rms_norm_eps", 1e-6)),
             rope_theta=theta,
             rope_scaling=scaling,
-            tie_word_embeddings=self.flag("tie_word_embeddings"),
+            tie_word_embeddings=self.flag("tie_word_embeddings", self.missing("tie_word_embeddings", False)),
             initializer_range=self.number("initializer_range", 0.02),
             bos_token_id=self.token("bos_token_id", 1),
             eos_token_id=self.token("eos_token_id", 2, several=True),
             pad_token_id=pad if type(pad := self.get("pad_token_id", None)) is int and pad < 2**63 else None,
             **architecture,
         )
-        block = sum(math.prod(shape) for row in BLOCK for shape in row.shapes(config).values())
-        if config.num_hidden_layers * block + 2 * config.vocab_size * C > MOST_PARAMETERS:
+        block = sum(math.prod(shape) for row in config.block for shape in row.shapes(config).values())
+        tables = 2 * config.vocab_size + config.has_positions * config.max_position_embeddings
+        if config.num_hidden_layers * block + tables * C > MOST_PARAMETERS:
             raise InputError(f"{self.file}: expected fewer than 2^48 parameters")
         return config

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from llamac.base.dtypes import TABLE, DType, dtype_row
 from llamac.base.errors import InputError
 from llamac.base.files import excerpt, expect, open_file, parse_json, read_json
+from llamac.model.architectures import MODEL_TYPES
 from llamac.model.config import PICKLED, WEIGHTS, Config, find_weights, load_config
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ _TYPES |= {row.safetensors: row for row in TABLE.values() if row.in_files}
 _SIZE = range(2**63)
 _ENTRY = {"dtype": set(_TYPES), "shape": [_SIZE], "data_offsets": [_SIZE]}  # of a tensor
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+PREFIXES = {own.file_name("model") for own in MODEL_TYPES.values()}
+EMBEDDINGS = {own.file_name(EMBEDDING) for own in MODEL_TYPES.values()}
 
 
 class Stored(NamedTuple):
@@ -143,8 +146,8 @@ def _refuse_weights(directory: str | Path, name: str) -> None:
 
 def _place(places: dict[str, Path], name: str) -> str:
     """The name of a tensor in the files, "" for none. A model saved without its head lacks "model."."""
-    short = name.removeprefix("model.")
-    return name if name in places else short if short in places else ""
+    prefix, _, short = name.partition(".")
+    return name if name in places else short if prefix in PREFIXES and short in places else ""
 
 
 def load_config_of_weights(directory: str | Path) -> Config:
@@ -155,12 +158,12 @@ def load_config_of_weights(directory: str | Path) -> Config:
     if not config.tie_word_embeddings:
         return config
     places = {name: file for file, header in weight_files(directory).items() for name in header}
-    if not _place(places, EMBEDDING) or HEAD not in places:
+    embedding, shape = config.parameters()[0]
+    if not _place(places, embedding) or HEAD not in places:
         return config
-    shape = (config.vocab_size, config.hidden_size)
     untied = replace(config, tie_word_embeddings=False)
-    pair = {name: values for name, _, values in read_arrays(directory, {EMBEDDING: shape, HEAD: shape})}
-    return config if np.array_equal(pair[EMBEDDING], pair[HEAD]) else untied
+    pair = {name: values for name, _, values in read_arrays(directory, {embedding: shape, HEAD: shape})}
+    return config if np.array_equal(pair[embedding], pair[HEAD]) else untied
 
 
 def _find_stored(
@@ -173,8 +176,9 @@ def _find_stored(
     headers = weight_files(directory)
     places = {name: file for file, header in headers.items() for name in header}
     own_names = {name: _place(places, name) for name in shapes}
-    if EMBEDDING in shapes and HEAD not in shapes and not own_names[EMBEDDING] and HEAD in places:
-        own_names[EMBEDDING] = HEAD
+    for embedding in EMBEDDINGS & shapes.keys():
+        if HEAD not in shapes and not own_names[embedding] and HEAD in places:
+            own_names[embedding] = HEAD
     for file, header in headers.items():
         pairs = [(name, own) for name, own in sorted(own_names.items()) if own and places[own] == file]
         for name, own in pairs:
@@ -240,16 +244,17 @@ def write_directory(
 ) -> None:
     """Write config.json and model.safetensors. They are made under a temporary name: what stands at
     `directory` is replaced only by a whole one. weights: (name, tensor on the host) of config.parameters(),
-    in their order, all of the dtype, f32 or bf16; none is kept.
+    in their order and with their shapes, all of the dtype, f32 or bf16; none is kept.
     """
     directory = Path(directory)
     temporary = directory.with_name(f".{directory.name}.tmp")
     remove(temporary)
     temporary.mkdir(parents=True)
     (temporary / "config.json").write_bytes(config_json(config, dtype))
-    entries = [(name, dtype, shape) for name, shape in config.parameters()]
+    entries = [(name, dtype, shape) for name, shape in config.file_shapes().items()]
+    stored = ((name, x.T if config.is_turned(name) else x) for name, x in weights)
     with open(temporary / "model.safetensors", "wb") as file:
-        write_safetensors(file, entries, weights)
+        write_safetensors(file, entries, stored)
     remove(directory)
     os.replace(temporary, directory)
 

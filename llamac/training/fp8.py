@@ -26,14 +26,14 @@ PER_BLOCK = len(BLOCK)
 class ReferenceProducts:
     """Products by plain PyTorch."""
 
-    def __init__(self, blocks: int, recipe: str, gradients: str, device: str, head: bool = False):
-        of_gradients = fp8_reference.FP8[gradients]
-        slots = fp8_reference.slot_names(blocks, head)
+    def __init__(self, config: Config, recipe: str, gradients: str, device: str, head: bool = False):
+        of_gradients, self.rows = fp8_reference.FP8[gradients], config.block
+        slots = fp8_reference.slot_names(config.num_hidden_layers, head, config.block)
         self.scales = fp8_reference.Scales(slots, recipe, gradients=of_gradients, device=device)
 
     def linear(self, block: int, layer: int) -> Callable[[Tensor, Tensor], Tensor]:
-        """x, weight -> x · weightᵀ, of a layer by its number in BLOCK."""
-        return partial(fp8_reference.linear, scales=self.scales, slots=BLOCK[layer].slots(block))
+        """x, weight -> x · weightᵀ, of a layer by its number in Config.block."""
+        return partial(fp8_reference.linear, scales=self.scales, slots=self.rows[layer].slots(block))
 
     def head(self) -> Callable[[Tensor, Tensor], Tensor]:
         return partial(fp8_reference.linear, scales=self.scales, slots=fp8_reference.HEAD)
@@ -53,14 +53,14 @@ class ReferenceProducts:
 class LlamacProducts:
     """Products by llamac's kernels."""
 
-    def __init__(self, blocks: int, recipe: str, gradients: str, device: str, head: bool = False):
+    def __init__(self, config: Config, recipe: str, gradients: str, device: str, head: bool = False):
         from llamac import ops
 
         self.function, self.mean_loss = ops.linear, ops.cross_entropy
-        self.gradients, self.recipe, self.blocks = gradients, recipe, blocks
+        self.gradients, self.recipe, self.blocks = gradients, recipe, config.num_hidden_layers
         self.scaling = None
         if recipe == "delayed":
-            self.scaling = ops.DelayedScaling(blocks * PER_BLOCK + head, gradients, device)
+            self.scaling = ops.DelayedScaling(self.blocks * PER_BLOCK + head, gradients, device)
 
     def linear(self, block: int, layer: int) -> Callable[[Tensor, Tensor], Tensor]:
         recipe = self.scaling[block * PER_BLOCK + layer] if self.scaling else self.recipe
@@ -112,12 +112,12 @@ def use_products(model: Any, o: Options, device: str = "cpu") -> None:
     """Compute the blocks' products in fp8, after fuse_products(): one scale per fused product. InputError."""
     kind = LlamacProducts if o.ops == "llamac" else ReferenceProducts
     head = o.fp8_head == "on"
-    products = kind(model.config.num_hidden_layers, o.fp8_recipe, o.fp8_gradients, device, head)
+    products = kind(model.config, o.fp8_recipe, o.fp8_gradients, device, head)
     model.fp8 = products
     if head:
         model.lm_head.forward = MethodType(_head_forward(products), model.lm_head)
     for i in blocks_in_fp8(o, model.config):
-        for layer, row in enumerate(BLOCK):
+        for layer, row in enumerate(model.config.block):
             half, linear = getattr(model.model.layers[i], row.half), products.linear(i, layer)
             (module,) = map(half.get_submodule, half.modules_of[row.name])
             module.forward = MethodType(_linear_forward(linear), module)

@@ -89,8 +89,28 @@ def shard(model: nn.Module, o: Options, device: str) -> None:
         module.set_modules_to_forward_prefetch([following])
 
 
-def sharded_gradients(model: nn.Module, batches: list, cis: Any, parts: list, dtype: torch.dtype):
-    """The reference's gradients() of a sharded model: sums in its parameters, reduced over the ranks once."""
+def gradients(model: nn.Module, batches: list, cis: Any, parts: list, dtype: torch.dtype):
+    """The mean loss of the micro-batches, and its gradient by each part, summed in dtype."""
+    if world() > 1:
+        return _sharded_gradients(model, batches, cis, parts)
+    losses: list[Tensor] = []
+    sums: list[Tensor] = []
+    for tokens, *others in batches:
+        loss = model(tokens, cis, *others) / len(batches)
+        loss.backward()
+        losses.append(loss.detach())
+        fresh = [part.of(part.parameter.grad).to(dtype) for part in parts]
+        for part in parts:
+            part.parameter.grad = None
+        if not sums:
+            sums = fresh
+        else:
+            torch._foreach_add_(sums, fresh)
+    return torch.stack(losses).sum(), sums
+
+
+def _sharded_gradients(model: nn.Module, batches: list, cis: Any, parts: list):
+    """gradients() of a sharded model: sums in its parameters, reduced over the ranks once."""
     losses = []
     for micro, (tokens, *others) in enumerate(batches, 1):
         model.set_requires_gradient_sync(micro == len(batches))

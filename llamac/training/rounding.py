@@ -17,6 +17,11 @@ from llamac.training.weights import Part
 ROUNDING_STREAM = 0xFFFFFFFE  # of random numbers; the parameters have the lowest ones
 
 
+def at_least_fp32(x: Tensor) -> Tensor:
+    """x in the precision of arithmetic: bf16 becomes fp32; fp32 and double stay, without a copy."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def stochastic_round(x: Tensor, bits: Tensor) -> Tensor:
     """x[n], fp32, to bf16: away from zero with the probability that the cut-off bits stand for.
 

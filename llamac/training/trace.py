@@ -1,13 +1,28 @@
 """Records calls of operations with their gradients, from which a debug state is made."""
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from llamac.model.block import BLOCK
+from llamac.model.block import ACTIVATIONS, Linear
+from llamac.model.config import Config
+from llamac.training.rounding import at_least_fp32
+from llamac.training.weights import parts
+
+
+def rstd(x: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(mean(x²) + eps) of every row: [..., C] -> [...]."""
+    return torch.rsqrt(at_least_fp32(x).square().mean(-1) + eps)
+
+
+def mean_rstd(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and 1 / sqrt(variance + eps) of every row: [..., C] -> [...] each."""
+    variance, mean = torch.var_mean(at_least_fp32(x), -1, correction=0)
+    return mean, torch.rsqrt(variance + eps)
 
 
 class Call(NamedTuple):
@@ -21,9 +36,11 @@ class Call(NamedTuple):
         return self.outputs[:-1] or self.inputs
 
 
-def traced(operations: SimpleNamespace, *names: str) -> tuple[SimpleNamespace, list[Call]]:
-    """The operations with those of these names recorded, and their calls in order."""
+def traced(operations: SimpleNamespace, config: Config) -> tuple[SimpleNamespace, list[Call]]:
+    """The operations with norms, attention and activation recorded, and their calls in order."""
     calls: list[Call] = []
+    norm = config.normalization_function
+    names = norm, f"residual_{norm}", "attention", ACTIVATIONS[config.hidden_act]
 
     def recorded(name: str) -> Callable:
         def call(*args: Any, **others: Any) -> Any:
@@ -40,18 +57,45 @@ def traced(operations: SimpleNamespace, *names: str) -> tuple[SimpleNamespace, l
     return SimpleNamespace(**vars(operations) | {name: recorded(name) for name in names}), calls
 
 
-def block_tensors(calls: list[Call], rstd: Callable, attention: Callable) -> tuple[dict, dict]:
+def model_tensors(
+    model: Any, calls: list[Call], logits: Tensor, losses: Tensor, norm: Callable, attention: Callable
+) -> dict[str, Tensor]:
+    """The debug state of a forward and its backward, in the order of computation: activations (act.), then
+    gradients of activations (dact.) and of parameters (grad.), last to first. norm(x, eps) and
+    attention(q, k, v, window=)[1] are what norms and attention keep for their backward.
+    """
+    embedding, final_norm, config = calls[0].inputs[0], calls[-1].outputs[0], model.config
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    state = {"act.embedding": embedding}
+    grads = {f"grad.{part.name}": part.of(part.parameter.grad).to(wide) for part in parts(model)}
+    grads["dact.embedding"] = embedding.grad
+    for i, window in enumerate(config.windows()):
+        kept = {
+            "norm": partial(norm, eps=config.rms_norm_eps),
+            "attention": lambda *qkv, window=window: attention(*qkv, window=window)[1],
+        }
+        act, dact = _block_tensors(config.block, calls[i * len(config.block) :], kept)
+        state |= {f"act.{i}.{name}": a for name, a in act.items()}
+        grads |= {f"dact.{i}.{name}": d for name, d in dact.items()}
+    state |= {"act.final_norm": final_norm, "logits": logits, "losses": losses, "loss": losses.mean().view(1)}
+    return state | dict(
+        reversed([*grads.items(), ("dact.final_norm", final_norm.grad), ("dact.logits", logits.grad)])
+    )
+
+
+def _block_tensors(
+    block: tuple[Linear, ...], calls: list[Call], kept: dict[str, Callable]
+) -> tuple[dict, dict]:
     """({activation: tensor}, {activation: its gradient}) of a block, in the order of computation. calls: from
-    the block's first on. rstd(x) and attention(q, k, v)[1] are what norms and attention keep for their
-    backward.
+    the block's first on. kept: by producer, what norms and attention keep for their backward, of its inputs.
     """
     act, grad = {}, {}
-    for row, call, reader in zip(BLOCK, calls, calls[1:]):
+    for row, call, reader in zip(block, calls, calls[1:]):
         x = call.outputs[-1]
         act[row.x.name], grad[row.x.name] = x.flatten(2), x.grad.flatten(2)
         if row.x.statistics:
-            own = call.sources()
-            act[row.x.statistics] = rstd(*own) if row.x.producer == "norm" else attention(*own)[1]
+            own = kept[row.x.producer](*call.sources())
+            act |= zip(row.x.statistics, own if isinstance(own, tuple) else (own,))
         for k, name in enumerate(row.out):  # gate_up may be one tensor or two
             parts = reader.sources()[k :: len(row.out)]
             act[name], grad[name] = torch.cat(parts, -1), torch.cat([part.grad for part in parts], -1)

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 import llamac.base.random
 from llamac.model import hf
-from llamac.model.block import BLOCK
+from llamac.model.architectures import MODEL_TYPES
+from llamac.model.block import Linear
+from llamac.model.config import Config
 from llamac.training.ranks import is_sharded, local
 
 
@@ -49,13 +51,16 @@ class Part:
 
 # Fused products =============================================================================================
 
-FUSED = [row for row in BLOCK if len(row.weights) > 1]
+
+def fused_rows(config: Config) -> list[Linear]:
+    """The linears of several weights."""
+    return [row for row in config.block if len(row.weights) > 1]
 
 
 def fuse_products(model: nn.Module) -> None:
     """Make q, k, v one product and gate, up another. parts() still tells the weights apart."""
     for block in model.model.layers:
-        for row in FUSED:
+        for row in fused_rows(model.config):
             half = getattr(block, row.half)
             modules = [half.get_submodule(name) for name in row.weights]
             sizes, columns = [module.out_features for module in modules], modules[0].in_features
@@ -77,13 +82,13 @@ def fuse_products(model: nn.Module) -> None:
 
 def weight_names(model: nn.Module) -> list[tuple[list[str], nn.Parameter]]:
     """Every parameter, with Hugging Face's names of the weights that it holds."""
-    found = []
+    found, own = [], MODEL_TYPES[model.config.model_type]
     for path, parameter in model.named_parameters():
         names = [path]
-        for row in FUSED:
+        for row in fused_rows(model.config):
             if f".{row.half}.{row.name}." in path:
                 names = [path.replace(f".{row.name}.", f".{name}.") for name in row.weights]
-        found.append((names, parameter))
+        found.append(([own.file_name(name) for name in names], parameter))
     order = {name: k for k, (name, _) in enumerate(model.config.parameters())}
     return sorted(found, key=lambda entry: order[entry[0][0]])
 
@@ -135,9 +140,9 @@ def init_weights(model: nn.Module, seed: int) -> None:
 def load_weights(model: nn.Module, directory: str | Path) -> None:
     """Fill the model from a Hugging Face directory, rounding to the model's dtype. Raises InputError."""
     held = {part.name: part for part in parts(model)}
-    for name, values in hf.read_weights(directory, dict(model.config.parameters())):
+    for name, stored in hf.read_weights(directory, model.config.file_shapes()):
         if part := held.get(name):
-            weight = part.weight()
+            weight, values = part.weight(), stored.T if model.config.is_turned(name) else stored
             weight.copy_(values[part.first : part.first + len(weight)])
 
 

@@ -12,6 +12,7 @@ from hf_dirs import WINDOWS, YARN
 from hf_float64 import compute_in_double
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, modeling_rope_utils
+from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.llama import modeling_llama
 from transformers.models.ministral import modeling_ministral
 from transformers.models.mistral import modeling_mistral
@@ -26,7 +27,7 @@ from llamac.model.config import RopeScaling, load_config
 from llamac.training.options import Options
 from llamac.training.weights import load_weights, parts
 
-MODELS = ["tied-gqa", "untied-mha", "scaled8", "scaled32", "wide-heads", "qwen2", "qwen3"]
+MODELS = ["tied-gqa", "untied-mha", "scaled8", "scaled32", "wide-heads", "qwen2", "qwen3", "gpt2"]
 B, T = 2, 33
 Tensors = dict[str, torch.Tensor]
 
@@ -55,7 +56,8 @@ def our_results(directory: Path, dtype: torch.dtype) -> Tensors:
     logits = model(tokens, ref.precompute_cis(model.config, T, dtype=dtype))
     loss = ref.cross_entropy(logits, targets).mean()
     loss.backward()
-    grads = {name: p.grad for name, p in model.named_parameters()}
+    turned, found = model.config.is_turned, parts(model)
+    grads = {p.name: p.parameter.grad.T if turned(p.name) else p.parameter.grad for p in found}
     return {"logits": logits.detach(), "loss": loss.detach(), **grads}
 
 
@@ -74,7 +76,7 @@ def true_results(directory: Path, monkeypatch) -> Tensors:
     """The truth: transformers in float64 throughout. It shares no code with ours."""
     with monkeypatch.context() as patch:
         modules = modeling_llama, modeling_mistral, modeling_ministral, modeling_qwen2, modeling_qwen3
-        modules += (modeling_rope_utils,)
+        modules += (modeling_gpt2, modeling_rope_utils)
         compute_in_double(patch, *modules)
         return their_results(directory, torch.float64)
 
@@ -212,11 +214,17 @@ def test_refuses_directories_that_do_not_fit(tmp_path, references):
         load_weights(model, tmp_path)
 
 
-def documented_names(layers: int, parameters: list[str]) -> list[str]:
-    norms_to_mlp = ["residual_mid", "post_norm", "post_rstd", "gate_up", "swiglu", "residual_out"]
-    layer = ["input_norm", "input_rstd", "q", "k", "v", "attention", "attention_lse", *norms_to_mlp]
+STATISTICS = ("_mean", "_rstd", "_lse")
+
+
+def documented_names(layers: int, parameters: list[str], model_type: str) -> list[str]:
+    inputs, post, activation = ["input_rstd"], ["post_rstd"], "swiglu"
+    if model_type == "gpt2":
+        inputs, post, activation = ["input_mean", *inputs], ["post_mean", *post], "gelu"
+    norms_to_mlp = ["residual_mid", "post_norm", *post, "gate_up", activation, "residual_out"]
+    layer = ["input_norm", *inputs, "q", "k", "v", "attention", "attention_lse", *norms_to_mlp]
     inner = [f"{i}.{name}" for i in range(layers) for name in layer]
-    differentiable = [name for name in inner if not name.endswith(("_rstd", "_lse"))]
+    differentiable = [name for name in inner if not name.endswith(STATISTICS)]
     forward = ["act.embedding", *(f"act.{name}" for name in inner), "act.final_norm", "logits", "losses",
                "loss"]  # fmt: skip
     dact = ["embedding", *differentiable, "final_norm", "logits"]
@@ -234,23 +242,26 @@ def test_debug_state(references, name, dtype):
         raw = path.read_bytes()
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         assert float(header.pop("__metadata__")["lr"]) == ref.LR
-        assert list(header) == documented_names(config.num_hidden_layers, [n for n, _ in config.parameters()])
+        parameters = [n for n, _ in config.parameters()]
+        wanted = documented_names(config.num_hidden_layers, parameters, config.model_type)
+        assert list(header) == wanted
         ends = [entry["data_offsets"] for entry in header.values()]
         assert [end for _, end in ends[:-1]] == [begin for begin, _ in ends[1:]]
         state = load_file(path)
-        norms = load_file(references / name / dtype / "model.safetensors")["model.norm.weight"]
-        assert norms.float().std() > 0.1  # a weight of 1 would not show that it is forgotten
+        for vector in (x for x in load_file(path.with_name("model.safetensors")).values() if x.dim() == 1):
+            assert vector.float().std() > 0.1  # ones, or zeros, would not show that it is forgotten
         assert all(torch.isfinite(x.double()).all() for x in state.values())
         narrow = storage if file == "debug_state" else wide
         fp32 = ("grad.", "train.", "loss", "losses")
         for tensor, x in state.items():
-            kind = wide if tensor.startswith(fp32) or tensor.endswith(("_rstd", "_lse")) else narrow
+            kind = wide if tensor.startswith(fp32) or tensor.endswith(STATISTICS) else narrow
             assert x.dtype == (torch.int32 if tensor in ("tokens", "targets") else kind), tensor
         NH, NKV, HD = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         assert state["act.1.q"].shape == state["dact.1.q"].shape == (B, T, NH, HD)
         assert state["act.1.k"].shape == (B, T, NKV, HD)
         assert state["act.0.attention_lse"].shape == (B, NH, T)
-        assert state["act.0.gate_up"].shape == (B, T, 2 * config.intermediate_size)
+        width = config.intermediate_size * (1 if config.model_type == "gpt2" else 2)
+        assert state["act.0.gate_up"].shape == (B, T, width)
         assert state["loss"].shape == (1,) and state["train.losses"].shape == (10,)
         assert state["train.losses"][0] == state["loss"][0]
 
@@ -275,20 +286,32 @@ def test_activations_and_gradients_fit_together(references, name):
         close(head, state["grad.lm_head.weight"])
     x = state["act.embedding"]
     for i, window in enumerate(config.windows()):
-        a, d, g = f"act.{i}.", f"dact.{i}.", f"grad.model.layers.{i}."
-        close(product(d + "v", a + "input_norm"), state[g + "self_attn.v_proj.weight"])
-        close(product(d + "residual_mid", a + "attention"), state[g + "self_attn.o_proj.weight"])
-        gate_up = torch.cat([state[f"{g}mlp.{name}_proj.weight"] for name in ("gate", "up")])
-        close(product(d + "gate_up", a + "post_norm"), gate_up)
-        close(product(d + "residual_out", a + "swiglu"), state[g + "mlp.down_proj.weight"])
-        gate, up = state[a + "gate_up"].chunk(2, -1)
-        close(gate * gate.sigmoid() * up, state[a + "swiglu"])
-        for norm, rstd, weight, source in (
-            ("input_norm", "input_rstd", "input_layernorm", x),
-            ("post_norm", "post_rstd", "post_attention_layernorm", state[a + "residual_mid"]),
-        ):
-            scale = weights[f"model.layers.{i}.{weight}.weight"].double()
-            close(source * state[a + rstd][..., None] * scale, state[a + norm])
+        a, d = f"act.{i}.", f"dact.{i}."
+        is_gpt2 = config.model_type == "gpt2"
+        prefix, half, (o, down) = f"model.layers.{i}.", "self_attn", ("self_attn.o_proj", "mlp.down_proj")
+        norms, up, activation = ("input_layernorm", "post_attention_layernorm"), "gate_proj up_proj", "swiglu"
+        if is_gpt2:
+            prefix, half, (o, down) = f"transformer.h.{i}.", "attn", ("attn.c_proj", "mlp.c_proj")
+            norms, up, activation = ("ln_1", "ln_2"), "c_fc", "gelu"
+
+        def gradient(*modules: str, prefix: str = prefix) -> torch.Tensor:
+            return torch.cat([state[f"grad.{prefix}{module}.weight"] for module in modules])
+
+        qkv = gradient(f"{half}.c_attn" if is_gpt2 else f"{half}.v_proj")
+        close(product(d + "v", a + "input_norm"), qkv[-config.kv_size :])
+        close(product(d + "residual_mid", a + "attention"), gradient(o))
+        close(product(d + "gate_up", a + "post_norm"), gradient(*(f"mlp.{each}" for each in up.split())))
+        close(product(d + "residual_out", a + activation), gradient(down))
+        gate, *rest = state[a + "gate_up"].chunk(1 if is_gpt2 else 2, -1)
+        inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+        made = gate * (1 + inner.tanh()) / 2 if is_gpt2 else gate * gate.sigmoid() * rest[0]
+        close(made, state[a + activation])
+        for norm, module, source in zip(("input", "post"), norms, (x, state[a + "residual_mid"])):
+            scale = weights[f"{prefix}{module}.weight"].double()
+            mean, shift = state.get(f"{a}{norm}_mean"), weights.get(f"{prefix}{module}.bias")
+            centered = source if mean is None else source - mean[..., None]
+            wanted = centered * state[f"{a}{norm}_rstd"][..., None] * scale
+            close(wanted if shift is None else wanted + shift.double(), state[f"{a}{norm}_norm"])
         q, k, v = state[a + "q"], state[a + "k"], state[a + "v"]
         group = q.shape[2] // k.shape[2]
         scores = torch.einsum("bthd,bshd->bhts", q, k.repeat_interleave(group, 2)) / math.sqrt(

@@ -1,0 +1,108 @@
+"""Written twice on purpose: csrc/checkpoint/config_json.cpp has the same; test_agreement.py::test_models.
+
+The architectures: a row per model_type of config.json. In the code, fields and parameters have Llama's names;
+a row says what differs in files.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from llamac.model.block import BLOCK, GPT2_BLOCK, Linear
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class ModelType(NamedTuple):
+    """A model_type of config.json."""
+
+    architecture: str  # the class in transformers
+    missing: Mapping[str, Any] = _NONE  # for absent fields, where they are not Llama's
+    can_slide: bool = False  # whether layers may have a sliding window
+    chooses_window: bool = False  # whether use_sliding_window and max_window_layers say which layers have it
+    qkv_bias: bool = False
+    qk_norm: bool = False  # of each head's queries and keys, before RoPE
+    feed_forward: int | None = None  # intermediate_size / hidden_size, where the file has none
+    block: tuple[Linear, ...] = BLOCK
+    words: Mapping[str, tuple[str, ...]] = _NONE  # as WORDS, where they are not Llama's
+    flags: Mapping[str, bool] = _NONE  # as FLAGS, likewise
+    unwritten: tuple[str, ...] = ()  # Llama's fields that config.json must not have
+    written: Mapping[str, Any] = _NONE  # constants in a new config.json
+    fields: Mapping[str, str] = _NONE  # {Llama's name: own name} of config.json's fields
+    names: Mapping[str, str] = _NONE  # {Llama's: own} of the parts between the dots of a parameter's name
+    turned: tuple[str, ...] = ()  # modules whose weight is [in,out] in files: transformers' Conv1D
+
+    def file_name(self, name: str) -> str:
+        """The name in files of a parameter, by its name in the reference model, which is Llama's."""
+        return ".".join(self.names.get(part, part) for part in name.split("."))
+
+
+_QWENS: dict[str, Any] = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096}
+_QWENS |= {"bos_token_id": None, "eos_token_id": None}
+_MISTRALS = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
+# Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
+_GPT2 = ModelType(
+    "GPT2LMHeadModel",
+    {"max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+    | {"bos_token_id": 50256, "eos_token_id": 50256},
+    feed_forward=4,
+    block=GPT2_BLOCK,
+    words={
+        "hidden_act": ("gelu_new", "gelu_pytorch_tanh", "gelu"),
+        "normalization_function": ("layernorm",),
+        "position_embedding_type": ("learned",),
+    },
+    flags={"attention_bias": True, "mlp_bias": True, "scale_attn_weights": True}
+    | {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    unwritten=(
+        *("num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "rope_parameters", "layer_types"),
+        *("attention_bias", "mlp_bias", "normalization_function", "position_embedding_type"),
+    ),
+    written={"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
+    fields={
+        "hidden_size": "n_embd",
+        "intermediate_size": "n_inner",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+        "rms_norm_eps": "layer_norm_epsilon",
+        "hidden_act": "activation_function",
+    },
+    names={
+        **{
+            "model": "transformer",
+            "embed_tokens": "wte",
+            "embed_positions": "wpe",
+            "layers": "h",
+            "norm": "ln_f",
+        },
+        **{"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "self_attn": "attn"},
+        **{"qkv_proj": "c_attn", "o_proj": "c_proj", "up_proj": "c_fc", "down_proj": "c_proj"},
+    },
+    turned=("c_attn", "c_proj", "c_fc"),
+)
+MODEL_TYPES = {
+    "llama": ModelType("LlamaForCausalLM"),
+    "mistral": ModelType("MistralForCausalLM", _MISTRALS, can_slide=True),
+    "qwen2": ModelType("Qwen2ForCausalLM", _QWENS, True, True, qkv_bias=True),
+    "qwen3": ModelType("Qwen3ForCausalLM", _QWENS | {"head_dim": 128}, True, True, qk_norm=True),
+    "gpt2": _GPT2,
+}
+# Fields that choose an architecture, with the values that are computed, the default first.
+WORDS: dict[str, tuple[str, ...]] = {
+    "model_type": tuple(MODEL_TYPES),
+    "hidden_act": ("silu",),
+    "normalization_function": ("rmsnorm",),
+    "position_embedding_type": ("rope",),
+}
+FLAGS = {"attention_bias": False, "mlp_bias": False, "use_qk_norm": False}  # the only values
+# Fields of Config that Llama's config.json has not.
+NOT_LLAMAS = (
+    "use_qk_norm",
+    "sliding_window",
+    "layer_types",
+    "normalization_function",
+    "position_embedding_type",
+)
+# Of any architecture: the probabilities of dropout, which is not applied.
+DROPOUTS = ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop")
