@@ -22,15 +22,15 @@ TEXT = "the cat sat on the mat and looked at the moon; déjà vu, said the cat: 
 
 
 def write_weights(folder: Path, config: dict, seed: int = 0, dtype: str = "float32") -> Path:
-    """config.json and model.safetensors, as transformers writes and initializes them; Qwens' vectors, which
-    would be zeros and ones, have random values."""
+    """config.json and model.safetensors, as transformers writes and initializes them; vectors of Qwens and
+    GPT-2, which would be zeros and ones, have random values."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
     settings = {key: value for key, value in config.items() if key not in ("architectures", "torch_dtype")}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings)).to(getattr(torch, dtype))
-    for parameter in model.parameters() if "qwen" in config["model_type"] else ():
+    for parameter in model.parameters() if config["model_type"] in ("qwen2", "qwen3", "gpt2") else ():
         if parameter.dim() == 1:
             parameter.data += 0.2 * torch.randn_like(parameter)
     model.generation_config.eos_token_id = None  # as tests say it
@@ -104,10 +104,12 @@ def sentencepiece(prepended: bool, corpus: Iterable[str]) -> Any:
 
 
 def write_directory(folder: Path, context: int = 128, **changes) -> Path:
-    """All of it, for a model with grouped queries."""
+    """All of it, for a model with grouped queries, or GPT-2."""
     folder.mkdir(parents=True, exist_ok=True)
-    V = write_tokenizer(folder)
-    config = json.loads((Path(__file__).parent / "models/tied-gqa.json").read_text())
-    config |= {"vocab_size": V, "max_position_embeddings": context, "bos_token_id": V - 5} | changes
+    V, is_gpt2 = write_tokenizer(folder), changes.get("model_type") == "gpt2"
+    model = "gpt2" if is_gpt2 else "tied-gqa"
+    config = json.loads((Path(__file__).parent / f"models/{model}.json").read_text())
+    longest = "n_positions" if is_gpt2 else "max_position_embeddings"
+    config |= {"vocab_size": V, longest: context, "bos_token_id": V - 5} | changes
     config["eos_token_id"] = V - 4
     return write_weights(folder, config)

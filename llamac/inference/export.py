@@ -1,6 +1,6 @@
 """`llamac export gguf DIR FILE.gguf` writes a model for llama.cpp; `llamac export hf DIR OUT`: export_hf.py.
 
-DIR is a checkpoint, a run's output folder with one, or any Hugging Face directory of a Llama, with its
+DIR is a checkpoint, a run's output folder with one, or any Hugging Face directory of such a model, with its
 tokenizer: byte-level BPE, or sentencepiece's BPE, as Llama 2 has it. Needs the package gguf.
 """
 
@@ -22,13 +22,17 @@ from llamac.data.bpe import GPT2_SPLIT, LLAMA3_SPLIT
 from llamac.data.tokenizer_json import QWEN2_SPLIT, JsonTokenizer, split_pattern
 from llamac.inference.export_hf import write_hf
 from llamac.model import hf
+from llamac.model.architectures import MODEL_TYPES
 from llamac.model.checkpoint import find_model
 from llamac.model.config import Config, RopeScaling, rope_frequencies, yarn_attention
 
 # llama.cpp's names of the patterns by which texts are split.
 SPLITS = {LLAMA3_SPLIT: "llama-bpe", QWEN2_SPLIT: "qwen2", GPT2_SPLIT: "gpt-2"}
 # llama.cpp's architecture, by model_type. Others are llama there, whose rotary pairs are neighbours.
-ARCHITECTURES = {"qwen2": "qwen2", "qwen3": "qwen3"}
+ARCHITECTURES = {"qwen2": "qwen2", "qwen3": "qwen3", "gpt2": "gpt2"}
+
+
+POSITIONS = {own.file_name("model.embed_positions.weight") for own in MODEL_TYPES.values()}
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -84,6 +88,9 @@ def _add_settings(writer: Any, c: Config, folder: Path) -> None:
     writer.add_block_count(c.num_hidden_layers)
     writer.add_feed_forward_length(c.intermediate_size)
     writer.add_head_count(c.num_attention_heads)
+    if c.has_positions:
+        writer.add_layer_norm_eps(c.rms_norm_eps)
+        return
     writer.add_head_count_kv(c.num_key_value_heads)
     writer.add_key_length(c.head_dim)
     writer.add_value_length(c.head_dim)
@@ -193,9 +200,11 @@ def _add_tensors(writer: Any, architecture: str, c: Config, folder: Path, dtype:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], c.num_hidden_layers)
     narrow, kinds = {"bf16": types.BF16, "f16": types.F16}, set()
     heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}
-    for name, row, values in hf.read_arrays(folder, dict(c.parameters())):
+    for name, row, stored in hf.read_arrays(folder, c.file_shapes()):
         wanted = row.name if dtype == "auto" else dtype
-        kind = narrow.get(wanted, types.F32) if values.ndim == 2 else types.F32
+        values = np.ascontiguousarray(stored.T) if c.is_turned(name) else stored
+        # llama.cpp adds positions, as it does vectors, in f32 alone.
+        kind = types.F32 if values.ndim < 2 or name in POSITIONS else narrow.get(wanted, types.F32)
         role = name.split(".")[-2]
         if architecture == "llama" and role in heads:
             values = interleaved(values, heads[role])

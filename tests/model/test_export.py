@@ -45,7 +45,7 @@ def tensors(path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     "stored, dtype, model",
     [(*types, "llama") for types in (("f32", "f32"), ("f32", "bf16"), ("f32", "f16"), ("f16", "auto"))]
-    + [("f32", "f32", "qwen2"), ("f32", "bf16", "qwen3")],
+    + [("f32", "f32", "qwen2"), ("f32", "bf16", "qwen3"), ("f32", "f16", "gpt2")],
 )
 def test_every_tensor(tmp_path, stored, dtype, model):
     directory = write_directory(tmp_path / "model", model_type=model, architectures=None)
@@ -65,8 +65,10 @@ def test_every_tensor(tmp_path, stored, dtype, model):
         assert len(found) == len(names)
         for name in names:
             weight = file.get_tensor(name)
+            if name.split(".")[-2] in ("c_attn", "c_proj", "c_fc") and weight.dim() == 2:
+                weight = weight.T
             narrow = weight.to({"f32": torch.float32, "f16": torch.float16}.get(dtype, torch.bfloat16))
-            wanted = (weight if weight.dim() == 1 else narrow).float()
+            wanted = (weight if weight.dim() == 1 or "wpe" in name else narrow).float()
             stem, kind = name.rsplit(".", 1)
             ours = found[f"{in_gguf[stem][1]}.{kind}"]
             if model == "llama" and (role := name.split(".")[-2]) in heads:
