@@ -37,7 +37,7 @@ from llamac.training.options import Options
 from llamac.training.ranks import DTYPES, across_ranks, gradients, world
 from llamac.training.rounding import at_least_fp32, random_bits, stochastic_round, upload
 from llamac.training.schedule import learning_rate
-from llamac.training.trace import mean_rstd, model_tensors, rstd, traced
+from llamac.training.trace import model_tensors, rstd, rstd_mean, traced
 from llamac.training.weights import Part, parts
 
 Batches = list[tuple[Tensor, ...]]  # of each micro-batch tokens, targets and perhaps `first`, all [B,T]
@@ -469,7 +469,7 @@ def debug_state(directory: Path, dtype: torch.dtype, batch: Batches, o: Options)
     losses = cross_entropy(logits, targets)
     losses.mean().backward()
 
-    norm = mean_rstd if config.normalization_function == "layernorm" else rstd
+    norm = rstd_mean if config.normalization_function == "layernorm" else rstd
     state = {name: x.int() for name, x in zip(("tokens", "targets", "first"), batch[0])}
     state |= model_tensors(model, calls, logits, losses, norm, partial(explicit_attention, first=first))
 

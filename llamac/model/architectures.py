@@ -27,7 +27,7 @@ class ModelType(NamedTuple):
     words: Mapping[str, tuple[str, ...]] = _NONE  # as WORDS, where they are not Llama's
     flags: Mapping[str, bool] = _NONE  # as FLAGS, likewise
     unwritten: tuple[str, ...] = ()  # Llama's fields that config.json must not have
-    written: Mapping[str, Any] = _NONE  # constants in a new config.json
+    written: Mapping[str, Any] = _NONE  # constants in a config.json that is written
     fields: Mapping[str, str] = _NONE  # {Llama's name: own name} of config.json's fields
     names: Mapping[str, str] = _NONE  # {Llama's: own} of the parts between the dots of a parameter's name
     turned: tuple[str, ...] = ()  # modules whose weight is [in,out] in files: transformers' Conv1D
@@ -40,15 +40,18 @@ class ModelType(NamedTuple):
 _QWENS: dict[str, Any] = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096}
 _QWENS |= {"bos_token_id": None, "eos_token_id": None}
 _MISTRALS = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
+_GPT2_DROPOUT = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.1)
 # Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
 _GPT2 = ModelType(
     "GPT2LMHeadModel",
-    {"max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
-    | {"bos_token_id": 50256, "eos_token_id": 50256},
+    {"vocab_size": 50257, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+    | {"max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+    | {"bos_token_id": 50256, "eos_token_id": 50256}
+    | _GPT2_DROPOUT,
     feed_forward=4,
     block=GPT2_BLOCK,
     words={
-        "hidden_act": ("gelu_new", "gelu_pytorch_tanh", "gelu"),
+        "hidden_act": ("gelu_new", "gelu", "gelu_pytorch_tanh"),
         "normalization_function": ("layernorm",),
         "position_embedding_type": ("learned",),
     },
@@ -58,7 +61,7 @@ _GPT2 = ModelType(
         *("num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "rope_parameters", "layer_types"),
         *("attention_bias", "mlp_bias", "normalization_function", "position_embedding_type"),
     ),
-    written={"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
+    written=dict.fromkeys(_GPT2_DROPOUT, 0.0),
     fields={
         "hidden_size": "n_embd",
         "intermediate_size": "n_inner",
@@ -104,5 +107,6 @@ NOT_LLAMAS = (
     "normalization_function",
     "position_embedding_type",
 )
+ALIASES = {"gelu_pytorch_tanh": "gelu_new"}  # words of hidden_act with the same meaning
 # Of any architecture: the probabilities of dropout, which is not applied.
-DROPOUTS = ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop")
+DROPOUTS = ("attention_dropout", *_GPT2_DROPOUT)

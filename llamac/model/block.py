@@ -90,15 +90,18 @@ _QKV, _OUTPUT, _UP, _DOWN = BLOCK
 # GPT-2's: q, k and v are one weight, the activation has no gate, a layer norm also keeps the mean.
 GPT2_BLOCK = (
     _QKV._replace(
-        x=_QKV.x._replace(statistics=("input_mean", "input_rstd")),
+        x=_QKV.x._replace(statistics=("input_rstd", "input_mean")),
         weights={"qkv_proj": "qkv_size"},
         head_norms=(),
     ),
     _OUTPUT,
     _UP._replace(
-        x=_UP.x._replace(statistics=("post_mean", "post_rstd")), weights={"up_proj": "intermediate_size"}
+        x=_UP.x._replace(statistics=("post_rstd", "post_mean")), weights={"up_proj": "intermediate_size"}
     ),
     _DOWN._replace(x=_DOWN.x._replace(name="gelu")),
 )
-# The operation, by config.json's hidden_act.
-ACTIVATIONS = {"silu": "swiglu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+ACTIVATIONS = {
+    "silu": "swiglu",
+    "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
+}  # the operation, by Config.hidden_act

@@ -16,7 +16,7 @@ from typing import Any
 from llamac.base.errors import InputError
 from llamac.base.files import excerpt, read_json
 from llamac.base.folders import CONFIGS, how_to_fetch
-from llamac.model.architectures import DROPOUTS, FLAGS, MODEL_TYPES, NOT_LLAMAS, WORDS, ModelType
+from llamac.model.architectures import ALIASES, DROPOUTS, FLAGS, MODEL_TYPES, NOT_LLAMAS, WORDS, ModelType
 from llamac.model.block import Linear
 
 # The largest sizes; csrc/checkpoint/config_json.cpp has the same.
@@ -283,6 +283,8 @@ def load_config(model: str | Path) -> Config:
 def dropouts(model: str | Path) -> str:
     """The dropout that the model's config.json asks for, which is not applied; "" for none."""
     values = read_json(_config_file(model), {})
+    given = {key: x for key, x in values.items() if x is not None}
+    values = dict(MODEL_TYPES[given.get("model_type", "llama")].missing) | given
     return ", ".join(f"{key} {excerpt(values[key])}" for key in DROPOUTS if values.get(key))
 
 
@@ -326,7 +328,7 @@ class _Reader:
         return self.model_type().fields.get(key, key)
 
     def size(self, key: str, default: int | None = None, most: int = WIDEST, least: int = 1) -> int:
-        value = self.get(key, default)
+        value = self.get(key, self.default(key, default))
         if type(value) is not int or not least <= value <= most:
             raise self.fail(key, f"an integer from {least} to {most}")
         return value
@@ -367,7 +369,12 @@ class _Reader:
                 raise self.fail(key, " or ".join(map(json.dumps, accepted[key])))
         if window is not None and not MODEL_TYPES[values["model_type"]].can_slide:
             raise self.fail("sliding_window", "null")
+        values["hidden_act"] = ALIASES.get(values["hidden_act"], values["hidden_act"])
         return {key: values[key] for key in (*WORDS, *FLAGS)} | {"sliding_window": window}
+
+    def default(self, key: str, llamas: Any = None) -> Any:
+        """The value for an absent field, or for null."""
+        return self.model_type().missing.get(key, llamas)
 
     def missing(self, key: str, default: Any) -> Any:
         """The value for an absent key; null is Llama's default, except for the context."""
@@ -472,15 +479,15 @@ class _Reader:
             raise self.fail("num_key_value_heads", f"a divisor of num_attention_heads {NH}")
         HD = self.get("head_dim", self.missing("head_dim", None))
         if HD is None and C % NH != 0:
-            raise self.fail("hidden_size", f"a multiple of num_attention_heads {NH} without head_dim")
+            raise self.fail("hidden_size", f"a multiple of {self.own_name('num_attention_heads')} {NH}")
         HD = self.size("head_dim", C // NH if HD is None else HD)
         if HD % 2 != 0:
             raise InputError(f"{self.file}: head_dim: expected an even number, found {HD}")
         if (width := (NH + 2 * NKV) * HD) > WIDEST:
             expected = f"queries, keys and values of together at most {WIDEST}"
             raise InputError(f"{self.file}: head_dim: expected {expected}, found {width}")
-        theta, scaling = self.rope()
-        layers, ratio = self.size("num_hidden_layers", most=DEEPEST), self.model_type().feed_forward
+        (theta, scaling), ratio = self.rope(), self.model_type().feed_forward
+        layers = self.size("num_hidden_layers", most=DEEPEST)
         config = Config(
             vocab_size=self.size("vocab_size"),
             hidden_size=C,
@@ -493,10 +500,10 @@ class _Reader:
             max_position_embeddings=self.size(
                 "max_position_embeddings", self.missing("max_position_embeddings", 2048), LONGEST
             ),
-            rms_norm_eps=self.number("rms_norm_eps", self.missing("rms_norm_eps", 1e-6)),
+            rms_norm_eps=self.number("rms_norm_eps", self.default("rms_norm_eps", 1e-6)),
             rope_theta=theta,
             rope_scaling=scaling,
-            tie_word_embeddings=self.flag("tie_word_embeddings", self.missing("tie_word_embeddings", False)),
+            tie_word_embeddings=self.flag("tie_word_embeddings", self.default("tie_word_embeddings", False)),
             initializer_range=self.number("initializer_range", 0.02),
             bos_token_id=self.token("bos_token_id", 1),
             eos_token_id=self.token("eos_token_id", 2, several=True),

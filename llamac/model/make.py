@@ -15,7 +15,8 @@ from typing import Any
 from llamac.base.arguments import Parser
 from llamac.base.errors import InputError, printable
 from llamac.data import tokenizer
-from llamac.model.config import Config, load_config, read_config
+from llamac.model.architectures import MODEL_TYPES
+from llamac.model.config import Config, load_config, own_fields, read_config
 
 VOCABULARY_MULTIPLE = 64  # matrix products over the vocabulary are slow for sizes without a power of two
 
@@ -59,7 +60,9 @@ def make(own: Any, like: str | None = None, **given: Any) -> Config:
     values = {name: value for name, value in given.items() if value is not None}
     if like:
         other = load_config(like)
-        base = asdict(other) | {"rope_scaling": other.to_dict("float32")["rope_scaling"]}
+        base = asdict(other) | {"rope_scaling": other.rope_scaling and other.rope_scaling.to_dict()}
+        for name in sorted(values.keys() & MODEL_TYPES[other.model_type].unwritten):
+            raise InputError(f"--like {like}: a model of type {other.model_type} has no {name}")
         if "hidden_size" in values and values["hidden_size"] != base["hidden_size"]:
             # The ratios of the other model.
             scale = values["hidden_size"] / base["hidden_size"]
@@ -69,7 +72,7 @@ def make(own: Any, like: str | None = None, **given: Any) -> Config:
             base |= {"num_attention_heads": heads, "num_key_value_heads": max(1, heads // group)}
         if base["layer_types"] and values.get("num_hidden_layers", 0) != base["num_hidden_layers"]:
             raise InputError(f"--like {like}: its layers differ (layer_types): keep its number of layers")
-        values = base | of_tokenizer(own) | values
+        values = own_fields(base | of_tokenizer(own) | values)
     else:
         dial = of_depth(values["num_hidden_layers"], values.get("hidden_size"))
         values = dial | of_tokenizer(own) | {"rms_norm_eps": 1e-5} | values

@@ -1,6 +1,6 @@
 """--ops llamac: the model's operations and AdamW on llamac's kernels, with the reference's signatures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,10 @@ from llamac.model.config import Config, rope_frequencies
 from llamac.training.rounding import upload
 
 
-def llamac_operations() -> dict[str, Callable]:
-    """By the names of the reference's Operations. Raises InputError where the extension is missing."""
+def llamac_operations(reference: Iterable[str]) -> dict[str, Callable]:
+    """Those of the reference's Operations, by their names, that llamac.ops has, with precompute_cis for any
+    model. Raises InputError where the extension is missing.
+    """
     try:
         from llamac import ops
     except ImportError as error:
@@ -25,9 +27,8 @@ def llamac_operations() -> dict[str, Callable]:
         table = torch.tensor(frequencies, dtype=torch.float64, device=device)
         return ops.cis_of_frequencies(T, table, factor, dtype)
 
-    names = ["rmsnorm", "residual_rmsnorm", "rope", "qk_norm_rope", "attention", "swiglu"]
-    names.append("linear_cross_entropy")
-    return {"precompute_cis": precompute_cis} | {name: getattr(ops, name) for name in names}
+    found = {name: getattr(ops, name) for name in reference if hasattr(ops, name)}
+    return found | {"precompute_cis": precompute_cis}
 
 
 def adamw_step(optimizer: Any, grads: list[Tensor], lr: float, norm: Tensor | None, grad_clip: float) -> None:

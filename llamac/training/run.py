@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from llamac.base.errors import InputError
 from llamac.data import tokenizer as tokenizers
 from llamac.data.tokens import Loader, find_documents
 from llamac.model import hf
-from llamac.model.config import Config, load_config
+from llamac.model.config import Config, dropouts, load_config
 from llamac.profile import profile
 from llamac.profile.torch_profile import Profiler
 from llamac.training import fp8, options
@@ -56,6 +57,10 @@ def prepare(o: Options) -> tuple[Config, str, "Batches"]:
         fp8.blocks_in_fp8(o, config)
     if (longest := config.max_position_embeddings) < o.seq_len:
         raise InputError(f"--seq-len: expected at most max_position_embeddings {longest}, found {o.seq_len}")
+    if o.ops == "llamac" and config.model_type == "gpt2":
+        raise InputError("--ops llamac: expected a model of RMSNorm, RoPE and SwiGLU, found model_type gpt2")
+    if rank() == 0 and (dropout := dropouts(o.model)):
+        warnings.warn(f"{o.model}: dropout is not applied, found {dropout}", stacklevel=2)
     batches = Batches(o, config, device)
     join_ranks(device)
     return config, device, batches
@@ -108,7 +113,7 @@ class Batches:
 
 def operations(o: Options, torchs: SimpleNamespace) -> SimpleNamespace:
     """Those of --ops: llamac's, or PyTorch's, which are given."""
-    ops = SimpleNamespace(**(llamac_operations() if o.ops == "llamac" else vars(torchs)))
+    ops = SimpleNamespace(**(llamac_operations(vars(torchs)) if o.ops == "llamac" else vars(torchs)))
     if o.compile and world() > 1:  # block by block, as shard() compiles the rest
         ops.linear_cross_entropy = torch.compile(ops.linear_cross_entropy, fullgraph=True, dynamic=False)
     return ops

@@ -19,10 +19,10 @@ def rstd(x: Tensor, eps: float) -> Tensor:
     return torch.rsqrt(at_least_fp32(x).square().mean(-1) + eps)
 
 
-def mean_rstd(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and 1 / sqrt(variance + eps) of every row: [..., C] -> [...] each."""
+def rstd_mean(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """1 / sqrt(variance + eps) and the mean of every row: [..., C] -> [...] each."""
     variance, mean = torch.var_mean(at_least_fp32(x), -1, correction=0)
-    return mean, torch.rsqrt(variance + eps)
+    return torch.rsqrt(variance + eps), mean
 
 
 class Call(NamedTuple):

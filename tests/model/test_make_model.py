@@ -49,6 +49,9 @@ def test_like_another_model(data):
     assert same.rope_scaling == other.rope_scaling and same.eos_token_id == 299
     small = make(own, "llama3.2-1b", hidden_size=512, num_hidden_layers=3)
     assert (small.intermediate_size, small.num_attention_heads, small.num_key_value_heads) == (2048, 8, 2)
+    gpt2 = make(own, "gpt2-125m", hidden_size=512, num_hidden_layers=3)
+    assert gpt2.to_dict("float32") | {"n_embd": 512, "n_head": 8, "n_layer": 3} == gpt2.to_dict("float32")
+    assert (gpt2.model_type, gpt2.intermediate_size, gpt2.eos_token_id) == ("gpt2", 2048, 299)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,7 @@ def test_like_another_model(data):
         ({"num_hidden_layers": 0}, "the new model: hidden_size: expected an integer"),
         ({"num_hidden_layers": 3, "hidden_size": 100}, "--channels: expected a multiple of 64, found 100"),
         ({"num_hidden_layers": 3, "num_key_value_heads": 2}, "expected a divisor of num_attention_heads 3"),
+        ({"like": "gpt2-125m", "rope_theta": 5e5}, "a model of type gpt2 has no rope_theta"),
         ({"like": "unknown"}, "model unknown: expected a directory with config.json or a preset"),
     ],
 )

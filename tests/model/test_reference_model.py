@@ -11,7 +11,14 @@ import torch
 from hf_dirs import WINDOWS, YARN
 from hf_float64 import compute_in_double
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, modeling_rope_utils
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    modeling_rope_utils,
+)
 from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.llama import modeling_llama
 from transformers.models.ministral import modeling_ministral
@@ -25,7 +32,7 @@ from llamac.base.tolerance import BACKWARD, FORWARD, violation
 from llamac.model import hf
 from llamac.model.config import RopeScaling, load_config
 from llamac.training.options import Options
-from llamac.training.weights import load_weights, parts
+from llamac.training.weights import load_weights, parts, save_model
 
 MODELS = ["tied-gqa", "untied-mha", "scaled8", "scaled32", "wide-heads", "qwen2", "qwen3", "gpt2"]
 B, T = 2, 33
@@ -193,6 +200,42 @@ def test_reads_what_transformers_writes(tmp_path, factor):
         assert torch.equal(weight, state[name])
 
 
+def test_reads_and_writes_gpt2(tmp_path):
+    """Files of the whole model in shards, and of the base model with the mask that old files have; what is
+    written is transformers' again.
+    """
+    shape = {"vocab_size": 89, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48}
+    theirs = GPT2LMHeadModel(GPT2Config(**shape, activation_function="gelu", layer_norm_epsilon=1e-3))
+    theirs.save_pretrained(tmp_path / "whole", max_shard_size="20KB")
+    base = {name: x.contiguous() for name, x in theirs.transformer.state_dict().items()}
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text((tmp_path / "whole/config.json").read_text())
+    save_file(base | {"h.0.attn.bias": torch.ones(1, 1, 48, 48)}, tmp_path / "base/model.safetensors")
+    for name in ("whole", "base"):
+        config = hf.load_config_of_weights(tmp_path / name)
+        assert (config.hidden_size, config.intermediate_size, config.head_dim) == (32, 128, 8)
+        assert (config.max_position_embeddings, config.rms_norm_eps, config.hidden_act) == (48, 1e-3, "gelu")
+        ours = ref.empty_model(config, torch.float32)
+        load_weights(ours, tmp_path / name)
+        save_model(ours, tmp_path / "out", torch.float32)
+        state = GPT2LMHeadModel.from_pretrained(tmp_path / "out").state_dict()
+        assert all(torch.equal(x, state[name]) for name, x in theirs.state_dict().items())
+
+
+def test_positions_count_within_documents(references):
+    """In double: GPT-2's logits of two documents in a row are transformers' of each alone."""
+    directory, at = references / "gpt2" / "f32", 12
+    theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
+    ours = ref.empty_model(load_config(directory), torch.float64)
+    load_weights(ours, directory)
+    tokens, _ = batch(ours.config.vocab_size)
+    first = (torch.arange(T) >= at).int().mul(at).expand(B, T)
+    with torch.no_grad():
+        found = ours(tokens, ref.precompute_cis(ours.config, T, dtype=torch.float64), first=first)
+        each = [theirs(part).logits for part in (tokens[:, :at], tokens[:, at:])]
+    torch.testing.assert_close(found, torch.cat(each, 1), rtol=0, atol=1e-12)
+
+
 def test_refuses_directories_that_do_not_fit(tmp_path, references):
     config = load_config(references / "tied-gqa" / "f32")
     model = ref.empty_model(load_config(references / "untied-mha" / "f32"), torch.float32)
@@ -220,7 +263,7 @@ STATISTICS = ("_mean", "_rstd", "_lse")
 def documented_names(layers: int, parameters: list[str], model_type: str) -> list[str]:
     inputs, post, activation = ["input_rstd"], ["post_rstd"], "swiglu"
     if model_type == "gpt2":
-        inputs, post, activation = ["input_mean", *inputs], ["post_mean", *post], "gelu"
+        inputs, post, activation = [*inputs, "input_mean"], [*post, "post_mean"], "gelu"
     norms_to_mlp = ["residual_mid", "post_norm", *post, "gate_up", activation, "residual_out"]
     layer = ["input_norm", *inputs, "q", "k", "v", "attention", "attention_lse", *norms_to_mlp]
     inner = [f"{i}.{name}" for i in range(layers) for name in layer]

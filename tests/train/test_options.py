@@ -219,6 +219,8 @@ PARAMETERS = {  # as published with the models
     "llama3.2-1b": 1_235_814_400,
     "llama3.1-8b": 8_030_261_248,
     "llama3.1-70b": 70_553_706_496,
+    "gpt2-125m": 124_439_808,
+    "gpt2-1.5b": 1_557_611_200,
 }
 
 
@@ -295,7 +297,7 @@ def test_rope_of_transformers_4_and_5(tmp_path):
 
 
 def test_no_config(tmp_path):
-    expected = "expected a directory with config.json or a preset (llama3.1-70b, "
+    expected = "expected a directory with config.json or a preset (gpt2-1.5b, "
     assert expected in refused(load_config, "llama9")
     assert "config.json: cannot open: No such file" in refused(load_config, tmp_path)
     assert "hub" not in refused(load_config, tmp_path) + refused(load_config, "./llama9")

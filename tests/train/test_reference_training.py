@@ -1,5 +1,6 @@
 """Training with the reference model (train_llama3.py): AdamW against torch's, whole runs."""
 
+import json
 import math
 import re
 import sys
@@ -135,6 +136,31 @@ def test_hashed_words_are_murmurs():
         assert function(torch.tensor(seed, dtype=torch.int32), n).tolist() == expected
 
 
+GPT2 = json.loads((ROOT / "tests/models/gpt2.json").read_text())
+
+
+@pytest.mark.parametrize("rate", [0.2, None, "absent"])
+def test_dropout_is_not_applied(tmp_path, rate):
+    """One line says so; transformers' default is 0.1."""
+    values = {key: x for key, x in (GPT2 | {"attn_pdrop": rate}).items() if x != "absent"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.warns(UserWarning) as said:
+        run_training(tmp_path, "a", "--model", str(tmp_path / "config.json"), "--steps", "1")
+    lines = [line for each in said if "dropout" in (line := str(each.message))]
+    applied = f"attn_pdrop {rate if rate == 0.2 else 0.1}"
+    assert lines == [f"{tmp_path}/config.json: dropout is not applied, found {applied}"]
+
+
+OTHERS = "--ops llamac: expected a model of RMSNorm, RoPE and SwiGLU, found model_type gpt2"
+LONGER = "--seq-len: expected at most max_position_embeddings 64, found 65"
+
+
+@pytest.mark.parametrize("flag, value, expected", [("--seq-len", "65", LONGER), ("--ops", "llamac", OTHERS)])
+def test_what_gpt2_refuses(tmp_path, flag, value, expected):
+    with pytest.raises(InputError, match=expected):
+        run_training(tmp_path, "a", "--model", f"{ROOT}/tests/models/gpt2.json", flag, value)
+
+
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("name", ["tied-gqa", "wide-heads"])
 def test_fused_products_change_nothing(name, biases):
@@ -199,12 +225,14 @@ def test_training_run(tmp_path, capsys):
     assert values(loaded, "loss")[0] == pytest.approx(expected.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("model", ["tied-gqa", "gpt2"])
 @pytest.mark.parametrize(
     "flags", [("--batch-size", "2", "--total-batch-size", "64"), ("--recompute", "block:2")]
 )
-def test_same_training_by_other_means(tmp_path, flags):
+def test_same_training_by_other_means(tmp_path, flags, model):
     """Micro-batchs and recomputed blocks change rounding at most."""
-    expected, found = run_training(tmp_path, "a"), run_training(tmp_path, "b", *flags)
+    flags = *flags, "--model", f"{ROOT}/tests/models/{model}.json"
+    expected, found = (run_training(tmp_path, *each) for each in (("a", *flags[-2:]), ("b", *flags)))
     assert values(found, "loss") == pytest.approx(values(expected, "loss"), rel=1e-6)
 
 

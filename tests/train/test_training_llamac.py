@@ -49,7 +49,7 @@ def test_the_model_is_within_the_tolerance(name, dtype):
     weights = {part.name: part.weight() for part in parts(model)}
     truth = results(config, weights, torch.float64, ref.TORCH)
     baseline = results(config, weights, ref.DTYPES[dtype], ref.TORCH)
-    ours = results(config, weights, ref.DTYPES[dtype], ref.Operations(**llamac_operations()))
+    ours = results(config, weights, ref.DTYPES[dtype], ref.Operations(**llamac_operations(vars(ref.TORCH))))
     wrong = {}
     for tensor in truth:
         factor = FORWARD if tensor in ("losses", "logits") else BACKWARD
