@@ -27,10 +27,13 @@ from llamac.training.schedule import learning_rate
 
 PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
 TEST_MODELS = sorted((ROOT / "tests/models").glob("*.json"))
-WRITTEN_TWICE = ["config", "files", "flops", "random", "schedule", "tokens", "tolerance"]
+LLAMA = ROOT / "configs/models/llama3.1-70b-proxy.json"
+WRITTEN_TWICE = ["architectures", "config", "files", "flops", "random", "schedule", "tokens", "tolerance"]
 MISTRAL = {"model_type": "mistral"}
 QWEN2 = {"model_type": "qwen2", "num_key_value_heads": 3, "use_sliding_window": True}
 QWEN3 = QWEN2 | {"model_type": "qwen3"}
+GPT2 = dict.fromkeys(SMALL.keys() - {"vocab_size"}, "absent")  # fields of Llama
+GPT2 |= {"model_type": "gpt2", "n_embd": 12, "n_layer": 2, "n_head": 3}
 TWICE = re.compile(r'^(?://|""") ?Written twice on purpose: (\S+) .*?; (?:tests/\w+/)?(\w+\.py)::(\w+)\.')
 
 
@@ -85,7 +88,7 @@ def refusals(folder: Path, text: str) -> list[str]:
 @pytest.mark.parametrize("key, most", [*LIMITS.items(), ("max_position_embeddings", 2**31 - 1)])
 def test_limits_of_a_model(tmp_path, key, most):
     """The largest size is taken by both or by none, one more by none, for the same reason."""
-    values = json.loads(PRESETS[0].read_text())
+    values = json.loads(LLAMA.read_text())
     largest, beyond = (refusals(tmp_path, json.dumps(values | {key: size})) for size in (most, most + 1))
     assert largest[0] == largest[1] and beyond[0] == beyond[1] != largest[0]
     assert f"{key}: expected an integer from 1 to {most}, found {most + 1}" in beyond[0]
@@ -122,7 +125,25 @@ def test_llamas_values_written_out(tmp_path):
         ({"tie_word_embeddings": "no"}, 'tie_word_embeddings: expected true or false, found "no"'),
         ({"eos_token_id": [1, -2]}, "eos_token_id: expected a token id, found [1"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: expected none, as quantized weights"),
-        ({"model_type": "gpt2"}, 'model_type: expected "llama" or "mistral" or "qwen2" or "qwen3", found'),
+        (
+            {"model_type": "mixtral"},
+            'model_type: expected "llama" or "mistral" or "qwen2" or "qwen3" or "gpt2", ',
+        ),
+        ({"model_type": "gpt2"}, "hidden_size: expected none in a model of type gpt2, found 12"),
+        (GPT2 | {"num_key_value_heads": 1}, "num_key_value_heads: expected none in a model of type gpt2"),
+        (GPT2 | {"rope_theta": 1e4}, "rope_theta: expected none in a model of type gpt2, found 10000.0"),
+        (GPT2 | {"n_embd": 0}, "n_embd: expected an integer from 1 to 16777216, found 0"),
+        (GPT2 | {"n_embd": 13}, "n_embd: expected a multiple of n_head"),
+        (GPT2 | {"n_positions": 2**31}, "n_positions: expected an integer from 1 to 2147483647"),
+        (GPT2 | {"n_positions": 2**31 - 1, "n_embd": 2**18, "n_head": 2}, "expected fewer than 2^48"),
+        (GPT2 | {"activation_function": "relu"}, 'activation_function: expected "gelu_new" or "gelu" or '),
+        (GPT2 | {"scale_attn_weights": False}, "scale_attn_weights: expected true, found false"),
+        (
+            GPT2 | {"scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx: expected false, found true",
+        ),
+        (GPT2 | {"add_cross_attention": True}, "add_cross_attention: expected false, found true"),
+        (GPT2 | {"sliding_window": 7}, "sliding_window: expected null, found 7"),
         (
             QWEN2 | {"max_window_layers": -1},
             "max_window_layers: expected an integer from 0 to 65536, found -1",
@@ -318,7 +339,7 @@ def test_models(path):
 )
 def test_mistral(tmp_path, change, window):
     """Read alike, what a file lacks as transformers does, and read back by it."""
-    values = json.loads(PRESETS[0].read_text()) | MISTRAL
+    values = json.loads(LLAMA.read_text()) | MISTRAL
     for key in ("num_key_value_heads", "max_position_embeddings", "rope_scaling"):
         del values[key]
     path = tmp_path / "config.json"
@@ -360,7 +381,7 @@ def test_rope_scaling(tmp_path, rope):
     """Both read the frequencies and the attention's factor that transformers computes, and what they write
     gives them again.
     """
-    values = json.loads(PRESETS[0].read_text()) | {"max_position_embeddings": 512, "rope_scaling": None}
+    values = json.loads(LLAMA.read_text()) | {"max_position_embeddings": 512, "rope_scaling": None}
     path, found = tmp_path / "config.json", []
     for text in (values | rope, None):
         if text:
@@ -379,7 +400,7 @@ def test_rope_scaling(tmp_path, rope):
 
 def test_flops_of_a_window(tmp_path):
     """Twice the mean number of tokens that a token sees takes the place of T."""
-    values = json.loads(PRESETS[0].read_text()) | MISTRAL
+    values = json.loads(LLAMA.read_text()) | MISTRAL
     path, counts = tmp_path / "config.json", []
     for window in (None, 100):
         path.write_text(json.dumps(values | {"sliding_window": window}))
@@ -401,7 +422,7 @@ def test_flops_of_a_window(tmp_path):
     [{}, {"bos_token_id": None, "eos_token_id": None}, {"eos_token_id": [3, 5]}, {"eos_token_id": [3]}],
 )
 def test_tokens_of_begin_and_end(tmp_path, change):
-    values = json.loads(PRESETS[0].read_text())
+    values = json.loads(LLAMA.read_text())
     values = {key: value for key, value in values.items() if not key.endswith("_token_id")} | change
     path = tmp_path / "config.json"
     path.write_text(json.dumps(values))
