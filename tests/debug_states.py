@@ -28,12 +28,16 @@ def load(file: Path) -> dict[str, np.ndarray]:
     return {name: tensor.double().numpy().ravel() for name, tensor in load_file(file).items()}
 
 
-def rstd_of(name: str, tensors: dict) -> np.ndarray:
-    """Of that name, from the tensor that it normalizes, one of `tensors`, in its precision."""
+def statistics_of(name: str, tensors: dict) -> np.ndarray:
+    """The rstd or mean of that name, from the tensor that it normalizes, one of `tensors`, in its type."""
     layer = int(name.split(".")[1])
     before = f"act.{layer - 1}.residual_out" if layer else "act.embedding"
-    x = tensors[f"act.{layer}.residual_mid" if name.endswith("post_rstd") else before]
+    x = tensors[f"act.{layer}.residual_mid" if ".post_" in name else before]
     rows = x.reshape(len(tensors[name]), -1)
+    if name.endswith("_mean"):
+        return rows.mean(1)
+    if name.replace("_rstd", "_mean") in tensors:  # of a layer norm
+        rows = rows - rows.mean(1, keepdims=True)
     return 1 / np.sqrt((rows * rows).mean(1) + x.dtype.type(EPSILON))
 
 
@@ -47,14 +51,14 @@ def first_difference(ours: dict, torch: dict, truth: dict, dtype: str, series: d
         backward = name.startswith(("dact.", "grad.", "train."))
         kept_in = (
             "f32"
-            if name.startswith(("grad.", "loss", "train.")) or name.endswith(("_rstd", "_lse"))
+            if name.startswith(("grad.", "loss", "train.")) or name.endswith(("_rstd", "_mean", "_lse"))
             else dtype
         )
         expected, theirs = truth[name], torch[name]
-        if name.endswith("_rstd"):
+        if name.endswith(("_rstd", "_mean")):
             # Of our own rows, whose errors are within the tolerance: the largest error of few is one draw.
-            expected = rstd_of(name, ours)
-            theirs = rstd_of(name, {key: value.astype(np.float32) for key, value in ours.items()})
+            expected = statistics_of(name, ours)
+            theirs = statistics_of(name, {key: value.astype(np.float32) for key, value in ours.items()})
         baseline = error_of(theirs, expected)
         if name in series:
             largest = series[name].largest * np.abs(expected).max()

@@ -24,8 +24,8 @@ from safetensors.torch import load_file, save_file
 
 import train_llama3 as ref
 from llamac.base.tolerance import Error, error_of
-from llamac.model.block import BLOCK
-from llamac.model.config import load_config
+from llamac.model.block import ACTIVATIONS, BLOCK
+from llamac.model.config import Config, load_config
 from llamac.training import fp8, fp8_reference
 from llamac.training.fp8_reference import power_of_two
 from llamac.training.options import Options
@@ -62,21 +62,28 @@ class Forced(torch.autograd.Function):
         return ctx.keep(d), None, None, None
 
 
-def forced_operations(ours: dict, found: dict, force) -> SimpleNamespace:
+def forced_operations(config: Config, ours: dict, found: dict, force) -> SimpleNamespace:
     """The reference's operations, whose tensors become C's."""
     norms, middles, attentions, activations = (count() for _ in range(4))
+    kind, activation = config.normalization_function, ACTIVATIONS[config.hidden_act]
+    plain_norm, plain_activation = getattr(ref, kind), getattr(ref, activation)
 
-    def rmsnorm(x, weight, eps):
+    def show_statistics(name: str, x: torch.Tensor, eps: float) -> None:
+        own = ref.rstd_mean(x, eps) if kind == "layernorm" else (ref.rstd(x, eps),)
+        found.update(zip((f"act.{name}_rstd", f"act.{name}_mean"), own))
+
+    def norm(x, *weights_and_eps):
         i = next(norms)
-        found[f"act.{i}.input_rstd"] = ref.rstd(x, eps)
         last = f"act.{i}.input_norm" not in ours
-        return force(ref.rmsnorm(x, weight, eps), "final_norm" if last else f"{i}.input_norm")
+        if not last:
+            show_statistics(f"{i}.input", x, weights_and_eps[-1])
+        return force(plain_norm(x, *weights_and_eps), "final_norm" if last else f"{i}.input_norm")
 
-    def residual_rmsnorm(x, residual, weight, eps):
+    def residual_norm(x, residual, *weights_and_eps):
         i = next(middles)
         x = force(residual + x, f"{i}.residual_mid")
-        found[f"act.{i}.post_rstd"] = ref.rstd(x, eps)
-        return x, force(ref.rmsnorm(x, weight, eps), f"{i}.post_norm")
+        show_statistics(f"{i}.post", x, weights_and_eps[-1])
+        return x, force(plain_norm(x, *weights_and_eps), f"{i}.post_norm")
 
     def attention(q, k, v, **mask):
         i = next(attentions)
@@ -84,31 +91,33 @@ def forced_operations(ours: dict, found: dict, force) -> SimpleNamespace:
         found[f"act.{i}.attention_lse"] = ref.explicit_attention(q, k, v, **mask)[1]
         return force(ref.attention(q, k, v, **mask), f"{i}.attention")
 
-    def swiglu(gate_up):
+    def activated(gate_up):
         i = next(activations)
-        return force(ref.swiglu(force(gate_up, f"{i}.gate_up")), f"{i}.swiglu")
+        return force(plain_activation(force(gate_up, f"{i}.gate_up")), f"{i}.{config.block[3].x.name}")
 
-    given = rmsnorm, residual_rmsnorm, attention, swiglu
-    return SimpleNamespace(**vars(ref.TORCH) | {f.__name__: f for f in given})
+    given = {kind: norm, f"residual_{kind}": residual_norm, "attention": attention, activation: activated}
+    return SimpleNamespace(**vars(ref.TORCH) | given)
 
 
 def forced_model(folder: Path, dtype: torch.dtype, ours: dict, found: dict, o: Options, force) -> ref.Llama:
     """With C's weights, where it shows them, and its scales where a step has set them."""
     config = load_config(folder)
-    model = ref.empty_model(config, dtype, ops=forced_operations(ours, found, force))
+    model = ref.empty_model(config, dtype, ops=forced_operations(config, ours, found, force))
     ref.references.load_weights(model, folder)
-    for name, parameter in model.named_parameters():
-        if f"weight.{name}" in ours:
-            parameter.data = torch.from_numpy(ours[f"weight.{name}"]).view(parameter.shape).to(dtype)
+    for part in parts(model):
+        if (values := ours.get(f"weight.{part.name}")) is not None:
+            part.parameter.data = torch.from_numpy(values).view(part.shape).to(dtype)
     fuse_products(model)
     fp8.use_products(model, o)
-    if "weight.model.norm.weight" in ours and o.fp8_recipe == "delayed":
+    if any(name.startswith("weight.") for name in ours) and o.fp8_recipe == "delayed":
         model.fp8.scales.scale.copy_(torch.from_numpy(ours["fp8.scale"]).float())
         model.fp8.scales.calibrated = True
-    model.model.embed_tokens.register_forward_hook(lambda m, x, out: force(out, "embedding"))
+    first = model.model.layers[0]
+    first.register_forward_pre_hook(lambda m, x: (force(x[0], "embedding"), *x[1:]))
     for i, block in enumerate(model.model.layers):
         block.register_forward_hook(lambda m, x, out, i=i: force(out, f"{i}.residual_out"))
-        block.self_attn.qkv.register_forward_hook(lambda m, x, out, i=i: force(out, f"{i}.qkv"))
+        (qkv,) = map(block.self_attn.get_submodule, block.self_attn.modules_of["qkv"])
+        qkv.register_forward_hook(lambda m, x, out, i=i: force(out, f"{i}.qkv"))
     return model
 
 

@@ -32,6 +32,7 @@ CASES = {
     "wide-heads": ("wide-heads", {}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
+    "gpt2": ("gpt2", {}),
     "window": ("tied-gqa", {"model_type": "mistral", "sliding_window": 7}),
     "windows": (
         "tied-gqa",
@@ -124,7 +125,7 @@ def documents_alone(folder: Path, dtype: torch.dtype, state: dict) -> dict[str, 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_packed_batch_is_its_documents(build, states, tmp_path, case, dtype):
-    """RoPE is relative: no position begins anew."""
+    """RoPE is relative: no position begins anew. Learned positions do."""
     folder, packed, _ = states(case, dtype)
     torchs, truth = (documents_alone(folder, d, packed) for d in (ref.DTYPES[dtype], torch.float64))
     ours = run_model(build, folder, tmp_path / "state", dtype)
