@@ -234,7 +234,7 @@ class Config:
             kept = name == "sliding_window" and own.can_slide
             if not kept and (name != "layer_types" or self.layer_types is None):
                 del values[name]
-        return own_fields(values) | own.written | {"torch_dtype": torch_dtype}
+        return own_fields(values) | {**own.written, "torch_dtype": torch_dtype}
 
 
 def own_fields(values: dict[str, Any]) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def dropouts(model: str | Path) -> str:
     """The dropout that the model's config.json asks for, which is not applied; "" for none."""
     values = read_json(_config_file(model), {})
     given = {key: x for key, x in values.items() if x is not None}
-    values = dict(MODEL_TYPES[given.get("model_type", "llama")].missing) | given
+    values = {**MODEL_TYPES[given.get("model_type", "llama")].missing, **given}
     return ", ".join(f"{key} {excerpt(values[key])}" for key in DROPOUTS if values.get(key))
 
 
@@ -359,7 +359,7 @@ class _Reader:
             if (value := self.values.get(key)) is not None:
                 expected = f"none in a model of type {self.values['model_type']}"
                 raise InputError(f"{self.file}: {key}: expected {expected}, found {excerpt(value)}")
-        words, flags = WORDS | own.words, FLAGS | own.flags
+        words, flags = {**WORDS, **own.words}, {**FLAGS, **own.flags}
         values = {key: self.get(key, choices[0]) for key, choices in words.items()}
         values |= {key: self.flag(key, only) for key, only in flags.items()}
         window = self.window()

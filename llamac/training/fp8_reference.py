@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from llamac.base.dtypes import torch_dtypes
-from llamac.model.block import BLOCK, Linear
+from llamac.model import block as table
 
 FP8 = torch_dtypes("e4m3", "e5m2", "e4m3fnuz", "e5m2fnuz")
 HEAD = "final_norm", "head.weight", "d.head"  # the slots of the head, in the order of Linear.slots()
@@ -83,11 +83,11 @@ def codes_by_row(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return quantize(x, scale, dtype), 1 / scale
 
 
-def slot_names(blocks: int, head: bool = False, block: tuple[Linear, ...] = BLOCK) -> list[str]:
+def slot_names(blocks: int, head: bool = False, rows: tuple[table.Linear, ...] = table.BLOCK) -> list[str]:
     """The tensors that have a scale, in the order of the state and of checkpoints' fp8.scale."""
     names: list[str] = []
     for i in range(blocks):
-        slots = [row.slots(i) for row in block]
+        slots = [row.slots(i) for row in rows]
         names += [name for x, weight, _ in slots for name in (x, weight)] + [out for *_, out in slots]
     return names + (list(HEAD) if head else [])
 

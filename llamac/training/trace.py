@@ -70,7 +70,7 @@ def model_tensors(
     grads = {f"grad.{part.name}": part.of(part.parameter.grad).to(wide) for part in parts(model)}
     grads["dact.embedding"] = embedding.grad
     for i, window in enumerate(config.windows()):
-        kept = {
+        kept: dict[str, Callable] = {
             "norm": partial(norm, eps=config.rms_norm_eps),
             "attention": lambda *qkv, window=window: attention(*qkv, window=window)[1],
         }

@@ -187,7 +187,7 @@ def test_only_regular_files_are_opened(tmp_path, kind):
 def test_the_program_waits_for_no_pipe(train, tmp_path):
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_bytes(inputs.MODELS[0].read_bytes())
+    (model / "config.json").write_bytes(inputs.LLAMA.read_bytes())
     (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors"}}')
     _pipe(model / "one.safetensors")
     write_bin(tmp_path / "train.bin", np.arange(3000) % 97, 97)

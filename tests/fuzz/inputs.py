@@ -54,7 +54,8 @@ def manifest(text: str) -> bytes:
 
 
 _ONE = tensor("F32", [1], 0, 4)
-_CONFIG = json.loads(MODELS[0].read_text())
+LLAMA = ROOT / "tests/models/tied-gqa.json"
+_CONFIG = json.loads(LLAMA.read_text())
 _FLAGS = tomllib.loads((ROOT / "configs/tables/flags.toml").read_text())["flag"]
 _DEEP = b"[" * 100000
 _OLD = json.loads((ROOT / "tests/data/resume_9252fa4/step_000006/manifest.json").read_text())
