@@ -106,6 +106,13 @@ def precompute_cis(i):
     return {"cis": torch.stack((angle.cos(), angle.sin()), -1)}
 
 
+def token_positions(i):
+    zero = torch.zeros((), dtype=torch.int32)
+    begin, first, end = (i.get(name, zero) for name in ("begin", "first", "end"))
+    at = torch.arange(i["T"]) + end - (begin[:, None] if begin.ndim else begin) - first
+    return {"out": at.expand(i["B"], i["T"]).int()}
+
+
 def pair(cis: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """cis [T,HD/2,2] as the reference has it: cos and sin [T,1,HD/2]."""
     return tuple(part[:, None] for part in cis.unbind(-1))
@@ -449,6 +456,7 @@ CASES = {
     # Of one column, PyTorch's gradients are rounding errors, ours 0.
     "layernorm_backward": Case(layernorm_backward, ROWS[1:], (False,), backward=True),
     "precompute_cis": Case(precompute_cis, ANGLES),
+    "token_positions": Case(token_positions, [{"B": 3, "T": 8}, {"B": 2, "T": 5}], (0,)),
     "rope_forward": Case(rope_forward, HEADS, (False,)),
     "rope_backward": Case(rope_backward, HEADS, (False,), backward=True),
     "qk_norm_rope_forward": Case(qk_norm_rope_forward, HEADS, (EPS,)),

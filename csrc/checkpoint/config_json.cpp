@@ -13,6 +13,7 @@ namespace llamac {
 namespace {
 
 using json = nlohmann::json;
+using namespace std::string_view_literals;
 namespace fs = std::filesystem;
 
 // So that bytes of tensors are numbers of 64 bits: no model is near.
@@ -117,6 +118,7 @@ struct ModelType {
     bool chooses_window = false;
     bool has_ends = true;  // bos and eos
     bool qkv_bias = false, qk_norm = false;
+    bool is_gpt2 = false;  // fields and architecture of GPT-2
 };
 constexpr ModelType model_types[] = {
     {"llama", "LlamaForCausalLM", 2048},
@@ -142,6 +144,7 @@ constexpr ModelType model_types[] = {
      .chooses_window = true,
      .has_ends = false,
      .qk_norm = true},
+    {.name = "gpt2", .architecture = "GPT2LMHeadModel", .max_context = 1024, .is_gpt2 = true},
 };
 
 const ModelType& model_type(const Config& c) {
@@ -151,6 +154,7 @@ const ModelType& model_type(const Config& c) {
 
 // Words of config.json, in the order of the enumeration.
 constexpr const char *norm_names[] = {"rmsnorm"}, *activations[] = {"silu"}, *positions[] = {"rope"},
+                     *gpt2_activations[] = {"gelu_new", "gelu", "gelu_pytorch_tanh"},
                      *rope_types[] = {"default", "linear", "llama3", "yarn"},
                      *layer_types[] = {"full_attention", "sliding_attention"};
 
@@ -217,22 +221,29 @@ nlohmann::ordered_json scaling_json(const RopeScaling& r) {
     return scaling;
 }
 
-void read_architecture(const ConfigFields& f, Config& c) {
-    std::vector<const char*> names;
-    for (const ModelType& type : model_types) names.push_back(type.name);
-    c.model_type = names[f.choice("model_type", names)];
-    c.activation = static_cast<ActivationKind>(f.choice("hidden_act", activations));
-    c.norm = static_cast<NormKind>(f.choice("normalization_function", norm_names));
-    c.positions = static_cast<PositionKind>(f.choice("position_embedding_type", positions));
-    const ModelType& type = model_type(c);
-    c.output_bias = f.flag_or("attention_bias", false);
-    c.qkv_bias = c.output_bias || type.qkv_bias;
-    c.mlp_bias = f.flag_or("mlp_bias", false);
-    c.qk_norm = type.qk_norm;
-    if (!type.chooses_window || f.flag_or("use_sliding_window", false))
-        c.window = f.size_or("sliding_window", INT32_MAX, f.missing("sliding_window", type.window, 0));
-    if (!type.has_ends) c.bos = -1, c.eos = {};
-    c.tied = f.flag_or("tie_word_embeddings", c.tied);
+// GPT-2's architecture, of its own field names.
+void read_gpt2(const ConfigFields& f, Config& c) {
+    c.norm = NormKind::layer;
+    c.positions = PositionKind::learned;
+    c.activation = gpt2_activations[f.choice("activation_function", gpt2_activations)] == "gelu"sv
+                       ? ActivationKind::gelu
+                       : ActivationKind::gelu_tanh;
+    c.qkv_bias = c.output_bias = c.mlp_bias = true;
+    c.tied = f.flag_or("tie_word_embeddings", true);
+    c.bos = 50256, c.eos = {50256};
+    for (const char* const key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"})
+        if (f.flag_or(key, false)) f.wrong(key, "false", "true");
+    if (!f.flag_or("scale_attn_weights", true)) f.wrong("scale_attn_weights", "true", "false");
+    for (const char* const key : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) {
+        const json* const rate = f.find(key);
+        c.has_dropout |= !rate || *rate != 0;  // transformers' default is 0.1
+    }
+    c.C = f.size_or("n_embd", max_width, 768);
+    c.F = f.size_or("n_inner", max_width, 4 * c.C);
+    c.L = f.size_or("n_layer", max_layers, 12);
+    c.NH = c.NKV = f.size_or("n_head", max_width, 12);
+    c.max_context = f.size_or("n_positions", INT32_MAX, model_type(c).max_context);
+    c.eps = f.positive_or("layer_norm_epsilon", 1e-5);
 }
 
 // With layer_types, transformers computes Mistral as Ministral: a window for the layers that slide.
@@ -263,6 +274,34 @@ void refuse_other_models(const ConfigFields& f, const Config& c) {
     if (c.mlp_bias) f.wrong("mlp_bias", "false", "true");
     if (f.flag_or("use_qk_norm", false)) f.wrong("use_qk_norm", "false", "true");
     if (c.window && !model_type(c).window) f.wrong("sliding_window", "null", std::to_string(c.window));
+}
+
+void read_llama(const ConfigFields& f, Config& c) {
+    c.activation = static_cast<ActivationKind>(f.choice("hidden_act", activations));
+    c.norm = static_cast<NormKind>(f.choice("normalization_function", norm_names));
+    c.positions = static_cast<PositionKind>(f.choice("position_embedding_type", positions));
+    const ModelType& type = model_type(c);
+    c.output_bias = f.flag_or("attention_bias", false);
+    c.qkv_bias = c.output_bias || type.qkv_bias;
+    c.mlp_bias = f.flag_or("mlp_bias", false);
+    c.qk_norm = type.qk_norm;
+    if (!type.chooses_window || f.flag_or("use_sliding_window", false))
+        c.window = f.size_or("sliding_window", INT32_MAX, f.missing("sliding_window", type.window, 0));
+    if (!type.has_ends) c.bos = -1, c.eos = {};
+    c.tied = f.flag_or("tie_word_embeddings", c.tied);
+    refuse_other_models(f, c);
+    c.C = f.size("hidden_size", max_width);
+    c.F = f.size("intermediate_size", max_width);
+    c.L = f.size("num_hidden_layers", max_layers);
+    read_layer_types(f, c);
+    c.NH = f.size("num_attention_heads", max_width);
+    c.NKV = f.size_or("num_key_value_heads", max_width, f.missing("num_key_value_heads", type.NKV, c.NH));
+    if (c.NH % c.NKV)
+        f.wrong("num_attention_heads", "a multiple of num_key_value_heads",
+                std::to_string(c.NH) + " and " + std::to_string(c.NKV));
+    c.HD = f.size_or("head_dim", max_width, f.missing("head_dim", type.HD, 0));
+    c.max_context = f.size_or("max_position_embeddings", INT32_MAX, type.max_context);
+    c.eps = f.positive_or("rms_norm_eps", c.eps);
 }
 
 // " (...)" with how to get it, where the name may be a model's on the Hugging Face hub: "owner/name".
@@ -311,22 +350,15 @@ Config load_config(const std::string& model) {
     if (!values.is_object()) fail(file, ": expected a JSON object, found ", values.type_name());
     const ConfigFields f{file, values};
     Config c{};
-    read_architecture(f, c);
-    refuse_other_models(f, c);
-    c.V = f.size("vocab_size", max_width);
-    c.C = f.size("hidden_size", max_width);
-    c.F = f.size("intermediate_size", max_width);
-    c.L = f.size("num_hidden_layers", max_layers);
-    read_layer_types(f, c);
-    c.NH = f.size("num_attention_heads", max_width);
-    c.NKV = f.size_or("num_key_value_heads", max_width,
-                      f.missing("num_key_value_heads", model_type(c).NKV, c.NH));
-    if (c.NH % c.NKV)
-        f.wrong("num_attention_heads", "a multiple of num_key_value_heads",
-                std::to_string(c.NH) + " and " + std::to_string(c.NKV));
-    c.HD = f.size_or("head_dim", max_width, f.missing("head_dim", model_type(c).HD, 0));
+    std::vector<const char*> names;
+    for (const ModelType& type : model_types) names.push_back(type.name);
+    c.model_type = names[f.choice("model_type", names)];
+    const bool is_gpt2 = model_type(c).is_gpt2;
+    c.V = is_gpt2 ? f.size_or("vocab_size", max_width, 50257) : f.size("vocab_size", max_width);
+    is_gpt2 ? read_gpt2(f, c) : read_llama(f, c);
     if (!c.HD && c.C % c.NH)
-        f.wrong("hidden_size", "a multiple of num_attention_heads",
+        f.wrong(is_gpt2 ? "n_embd" : "hidden_size",
+                is_gpt2 ? "a multiple of n_head" : "a multiple of num_attention_heads",
                 std::to_string(c.C) + " and " + std::to_string(c.NH));
     if (!c.HD) c.HD = c.C / c.NH;
     if (c.HD % 2) f.wrong("head_dim", "even", std::to_string(c.HD));
@@ -334,14 +366,12 @@ Config load_config(const std::string& model) {
         f.wrong("head_dim",
                 ("queries, keys and values of together at most " + std::to_string(max_width)).c_str(),
                 std::to_string(c.qkv_size()));
-    c.max_context = f.size_or("max_position_embeddings", INT32_MAX, model_type(c).max_context);
-    c.eps = f.positive_or("rms_norm_eps", c.eps);
     c.initializer_range = f.positive_or("initializer_range", c.initializer_range);
     c.bos = f.token_or("bos_token_id", c.bos);
     c.eos = f.tokens_or("eos_token_id", c.eos);
     if (const json* pad = f.find("pad_token_id"); pad && pad->is_number_integer() && is_int64(*pad))
         c.pad = pad->get<int64_t>();
-    read_rope(f, c);
+    if (c.positions == PositionKind::rope) read_rope(f, c);
     const double layer = static_cast<double>(c.C) * static_cast<double>(c.qkv_size() + c.q_size() + 3 * c.F);
     if (static_cast<double>(c.L) * layer + 2.0 * static_cast<double>(c.V * c.C) > max_parameters)
         fail(file, ": expected fewer than 2^48 parameters");
@@ -351,29 +381,42 @@ Config load_config(const std::string& model) {
 std::string config_json(const Config& c, DType dtype) {
     using ordered = nlohmann::ordered_json;
     const ModelType& type = model_type(c);
-    ordered values = {{"architectures", {type.architecture}},
-                      {"model_type", type.name},
-                      {"vocab_size", c.V},
-                      {"hidden_size", c.C},
-                      {"intermediate_size", c.F},
-                      {"num_hidden_layers", c.L},
-                      {"num_attention_heads", c.NH},
-                      {"num_key_value_heads", c.NKV},
-                      {"head_dim", c.HD},
-                      {"max_position_embeddings", c.max_context},
-                      {"rms_norm_eps", c.eps},
-                      {"rope_theta", c.rope_theta},
-                      {"rope_scaling", scaling_json(c.rope_scaling)},
-                      {"tie_word_embeddings", c.tied},
-                      {"initializer_range", c.initializer_range},
-                      {"hidden_act", activations[static_cast<int>(c.activation)]},
-                      {"attention_bias", c.output_bias},
-                      {"mlp_bias", c.mlp_bias},
-                      {"bos_token_id", c.bos < 0 ? ordered(nullptr) : ordered(c.bos)},
-                      {"eos_token_id", c.eos.empty()       ? ordered(nullptr)
-                                       : c.eos.size() == 1 ? ordered(c.eos[0])
-                                                           : ordered(c.eos)},
-                      {"torch_dtype", info(dtype).python}};
+    ordered values = {{"architectures", {type.architecture}}, {"model_type", type.name}, {"vocab_size", c.V}};
+    if (type.is_gpt2) {
+        values.update({{"n_embd", c.C},
+                       {"n_inner", c.F},
+                       {"n_layer", c.L},
+                       {"n_head", c.NH},
+                       {"n_positions", c.max_context},
+                       {"layer_norm_epsilon", c.eps},
+                       {"activation_function", c.activation == ActivationKind::gelu ? "gelu" : "gelu_new"},
+                       {"resid_pdrop", 0.0},
+                       {"embd_pdrop", 0.0},
+                       {"attn_pdrop", 0.0},
+                       {"initializer_range", c.initializer_range},
+                       {"tie_word_embeddings", c.tied}});
+    } else {
+        values.update({{"hidden_size", c.C},
+                       {"intermediate_size", c.F},
+                       {"num_hidden_layers", c.L},
+                       {"num_attention_heads", c.NH},
+                       {"num_key_value_heads", c.NKV},
+                       {"head_dim", c.HD},
+                       {"max_position_embeddings", c.max_context},
+                       {"rms_norm_eps", c.eps},
+                       {"rope_theta", c.rope_theta},
+                       {"rope_scaling", scaling_json(c.rope_scaling)},
+                       {"tie_word_embeddings", c.tied},
+                       {"initializer_range", c.initializer_range},
+                       {"hidden_act", activations[static_cast<int>(c.activation)]},
+                       {"attention_bias", c.output_bias},
+                       {"mlp_bias", c.mlp_bias}});
+    }
+    values.update({{"bos_token_id", c.bos < 0 ? ordered(nullptr) : ordered(c.bos)},
+                   {"eos_token_id", c.eos.empty()       ? ordered(nullptr)
+                                    : c.eos.size() == 1 ? ordered(c.eos[0])
+                                                        : ordered(c.eos)},
+                   {"torch_dtype", info(dtype).python}});
     if (type.window) values["sliding_window"] = c.window ? ordered(c.window) : ordered(nullptr);
     if (type.chooses_window) values["use_sliding_window"] = c.window > 0;
     for (const bool slides : c.slides) values["layer_types"].push_back(layer_types[slides]);

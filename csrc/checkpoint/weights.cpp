@@ -44,9 +44,14 @@ void read_rows(const std::vector<SafetensorsFile>& files, const std::string& nam
              ": expected ", parameter.elements(), " elements, found ", begin);
 }
 
-constexpr const char *embedding_name = "model.embed_tokens.weight", *head_name = "lm_head.weight";
+constexpr const char* head_name = "lm_head.weight";
 
-bool has_own_head(const std::string& directory) {
+std::string embedding_name(const Config& config) {
+    ModelParameters none;
+    return parameters_before_blocks(config, none)[0].name;
+}
+
+bool has_own_head(const std::string& directory, const std::string& embedding_name) {
     const WeightFiles files(directory);
     const SafetensorsFile::Entry *const embedding = files.find(embedding_name), *const head =
                                                                                     files.find(head_name);
@@ -67,9 +72,10 @@ bool has_own_head(const std::string& directory) {
 
 Config load_config_of_weights(const std::string& directory, std::string& warning) {
     Config config = load_config(directory);
-    if (!config.tied || !has_own_head(directory)) return config;
+    const std::string embedding = embedding_name(config);
+    if (!config.tied || !has_own_head(directory, embedding)) return config;
     config.tied = false;
-    warning = directory + ": tie_word_embeddings is true, but " + head_name + " is not " + embedding_name +
+    warning = directory + ": tie_word_embeddings is true, but " + head_name + " is not " + embedding +
               ": the model is not tied";
     return config;
 }
@@ -84,11 +90,16 @@ std::string load_weights(Parameters& p, const std::string& directory) {
     for (const Parameter& parameter : p.table) {
         used.insert(parameter.name);
         // Either name is the one matrix's.
-        const bool is_head = tied && parameter.name == embedding_name && !files.find(embedding_name);
+        const bool is_head = tied && &parameter == &p.table[0] && !files.find(parameter.name);
         for (const Tensor& buffer : {p.weights_with(parameter), parameter.trains ? p.master : Tensor{}}) {
             if (!buffer.data) continue;
-            files.read(is_head && files.find(head_name) ? head_name : parameter.name, parameter.shape,
-                       p.held(buffer, parameter).first, p.held_part(buffer, parameter), &upload);
+            const auto first = p.held(buffer, parameter).first;
+            const Tensor part = p.held_part(buffer, parameter);
+            const std::string& name = is_head && files.find(head_name) ? head_name : parameter.name;
+            if (parameter.transposed)
+                files.read_transposed(name, parameter.shape, first, part, upload);
+            else
+                files.read(name, parameter.shape, first, part, &upload);
         }
     }
     upload.finish();

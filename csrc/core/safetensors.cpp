@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -203,6 +204,39 @@ void SafetensorsFile::read(const std::string& name, const std::vector<int64_t>& 
     }
 }
 
+namespace {
+
+// Rows first .. first+count of the transposed of from [rows,columns].
+void transpose(const char* from, int64_t rows, int64_t columns, int64_t first, int64_t count, int64_t size,
+               char* to) {
+    constexpr int64_t tile = 16;  // rows of the result that read a cache line together
+#pragma omp parallel for
+    for (int64_t begin = 0; begin < count; begin += tile)
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t c = begin; c < std::min(count, begin + tile); c++)
+                std::memcpy(to + (c * rows + r) * size, from + (r * columns + first + c) * size,
+                            static_cast<size_t>(size));
+}
+
+}  // namespace
+
+void SafetensorsFile::read_transposed(const std::string& name, const std::vector<int64_t>& shape,
+                                      int64_t begin, const Tensor& out, Upload& upload) const {
+    const int64_t rows = shape[0], columns = shape[1], size = size_of(out.dtype);
+    CHECK(begin % columns == 0 && out.elements() % columns == 0);
+    std::vector<char> values(static_cast<size_t>(rows * columns * size));
+    read(name, {columns, rows}, 0, make_tensor(values.data(), out.dtype, {rows * columns}));
+    const int64_t at_once = std::max<int64_t>(1, Upload::max_bytes / (columns * size));
+    for (int64_t row = 0, count = 0; row < out.elements() / columns; row += count) {
+        count = std::min(at_once, out.elements() / columns - row);
+        upload.piece(static_cast<char*>(out.data) + row * columns * size, count * columns * size,
+                     [&](void* memory) {
+                         transpose(values.data(), columns, rows, begin / columns + row, count, size,
+                                   static_cast<char*>(memory));
+                     });
+    }
+}
+
 SafetensorsWriter::SafetensorsWriter(FileWriter& to, const std::vector<NamedTensor>& tensors,
                                      const std::map<std::string, std::string>& metadata)
     : file(to) {
@@ -212,11 +246,13 @@ SafetensorsWriter::SafetensorsWriter(FileWriter& to, const std::vector<NamedTens
     std::string header = "{\"__metadata__\":" + json_text(metadata);
     std::set<std::string> names{"__metadata__"};
     int64_t begin = 0;
-    for (const auto& [name, tensor] : tensors) {
+    for (const auto& [name, tensor, transposed] : tensors) {
         CHECK(tensor.contiguous() && names.insert(name).second);
+        std::vector<int64_t> shape(tensor.shape, tensor.shape + tensor.rank);
+        if (transposed) std::ranges::reverse(shape);
         const int64_t end = begin + tensor.bytes();
         header += "," + json_text(name) + ":{\"dtype\":\"" + info(tensor.dtype).safetensors +
-                  "\",\"shape\":" + shape_text(tensor.shape, tensor.rank) + ",\"data_offsets\":[" +
+                  "\",\"shape\":" + shape_text(shape.data(), tensor.rank) + ",\"data_offsets\":[" +
                   std::to_string(begin) + "," + std::to_string(end) + "]}";
         begin = end;
     }
@@ -230,15 +266,24 @@ SafetensorsWriter::SafetensorsWriter(FileWriter& to, const std::vector<NamedTens
     file.write(header.data(), static_cast<int64_t>(header.size()));
 }
 
-void SafetensorsWriter::write(const Tensor& tensor) {
-    HostCopy copy(tensor.data, tensor.bytes());
-    file.write(copy.from_device().data, tensor.bytes());
+void SafetensorsWriter::write(const NamedTensor& next) {
+    HostCopy copy(next.tensor.data, next.tensor.bytes());
+    write(next, copy.from_device().data);
+}
+
+void SafetensorsWriter::write(const NamedTensor& next, const void* data) {
+    const Tensor& t = next.tensor;
+    if (!next.transposed) return file.write(data, t.bytes());
+    std::vector<char> columns(static_cast<size_t>(t.bytes()));
+    transpose(static_cast<const char*>(data), t.shape[0], t.shape[1], 0, t.shape[1], size_of(t.dtype),
+              columns.data());
+    file.write(columns.data(), t.bytes());
 }
 
 void write_safetensors(FileWriter& file, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata) {
     SafetensorsWriter writer(file, tensors, metadata);
-    for (const NamedTensor& t : tensors) writer.write(t.tensor);
+    for (const NamedTensor& t : tensors) writer.write(t);
 }
 
 uint64_t write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
@@ -316,7 +361,8 @@ WeightFiles::WeightFiles(const std::string& folder) : directory(folder) {
 
 std::map<std::string, size_t>::const_iterator WeightFiles::place_of(const std::string& name) const {
     const auto found = file_of.find(name);
-    return found == file_of.end() && begins_with(name, "model.") ? file_of.find(name.substr(6)) : found;
+    const bool has_base = begins_with(name, "model.") || begins_with(name, "transformer.");
+    return found == file_of.end() && has_base ? file_of.find(name.substr(name.find('.') + 1)) : found;
 }
 
 const SafetensorsFile::Entry* WeightFiles::find(const std::string& name) const {
@@ -325,7 +371,8 @@ const SafetensorsFile::Entry* WeightFiles::find(const std::string& name) const {
 }
 
 std::string WeightFiles::unused(const std::set<std::string>& used) const {
-    const std::string computed = ".rotary_emb.inv_freq";  // which old files have
+    // Which old files have: tables of RoPE, and GPT-2's mask.
+    const std::string_view computed[] = {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"};
     std::set<std::string> there;
     for (const std::string& name : used)
         if (const auto found = place_of(name); found != file_of.end()) there.insert(found->first);
@@ -333,7 +380,7 @@ std::string WeightFiles::unused(const std::set<std::string>& used) const {
     int64_t count = 0;
     for (const auto& [name, file] : file_of) {
         const bool is_computed =
-            name.size() > computed.size() && name.substr(name.size() - computed.size()) == computed;
+            std::ranges::any_of(computed, [&](std::string_view end) { return name.ends_with(end); });
         if (there.count(name) || is_computed) continue;
         if (++count <= 3) names += (count > 1 ? ", " : "") + quote(name);
     }
@@ -348,8 +395,19 @@ void WeightFiles::read(const std::string& name, const Tensor& out) const {
 
 void WeightFiles::read(const std::string& name, const std::vector<int64_t>& shape, int64_t first,
                        const Tensor& out, Upload* upload) const {
+    const auto& [file, own] = found(name);
+    file.read(own, shape, first, out, upload);
+}
+
+void WeightFiles::read_transposed(const std::string& name, const std::vector<int64_t>& shape, int64_t first,
+                                  const Tensor& out, Upload& upload) const {
+    const auto& [file, own] = found(name);
+    file.read_transposed(own, shape, first, out, upload);
+}
+
+std::pair<const SafetensorsFile&, const std::string&> WeightFiles::found(const std::string& name) const {
     const auto found = place_of(name);
-    if (found != file_of.end()) return files[found->second].read(found->first, shape, first, out, upload);
+    if (found != file_of.end()) return {files[found->second], found->first};
     std::string names;
     for (auto place = file_of.begin(); place != file_of.end() && names.size() < 100; place++)
         names += (names.empty() ? ": " : ", ") + quote(place->first);

@@ -39,6 +39,9 @@ struct SafetensorsFile {
     // the caller's.
     void read(const std::string& name, const std::vector<int64_t>& shape, int64_t first, const Tensor& out,
               Upload* upload = nullptr) const;
+    // The same of a matrix [rows,columns] that the file has as [columns,rows]; whole rows of it.
+    void read_transposed(const std::string& name, const std::vector<int64_t>& shape, int64_t first,
+                         const Tensor& out, Upload& upload) const;
 
     std::map<std::string, std::string> metadata;
 
@@ -52,7 +55,8 @@ struct SafetensorsFile {
 
 struct NamedTensor {
     std::string name;
-    Tensor tensor;  // host or device memory, contiguous
+    Tensor tensor;            // host or device memory, contiguous
+    bool transposed = false;  // the file gets the transposed of the matrix
 };
 
 // Writes a header for tensors of these names, types and shapes, then the data of one after another. file.finish() is the
@@ -61,7 +65,9 @@ struct SafetensorsWriter {
     SafetensorsWriter(FileWriter& file, const std::vector<NamedTensor>& tensors,
                       const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
     // The next tensor's.
-    void write(const Tensor& tensor);
+    void write(const NamedTensor& next);
+    // data: its elements, in host memory.
+    void write(const NamedTensor& next, const void* data);
 
   private:
     FileWriter& file;
@@ -78,8 +84,8 @@ uint64_t write_safetensors(const std::string& path, const std::vector<NamedTenso
 std::string find_weights(const std::string& directory);
 
 // The weights of a Hugging Face directory: model.safetensors, else the shards that
-// model.safetensors.index.json lists. In those of a model that was saved without its head, names lack "model.": they are
-// found with it, too. Throws Error, also where other files have the weights.
+// model.safetensors.index.json lists. In those of a model that was saved without its head, names lack "model." or
+// "transformer.": they are found with it, too. Throws Error, also where other files have the weights.
 struct WeightFiles {
     explicit WeightFiles(const std::string& directory);
 
@@ -91,12 +97,16 @@ struct WeightFiles {
     void read(const std::string& name, const Tensor& out) const;
     void read(const std::string& name, const std::vector<int64_t>& shape, int64_t first, const Tensor& out,
               Upload* upload = nullptr) const;
+    void read_transposed(const std::string& name, const std::vector<int64_t>& shape, int64_t first,
+                         const Tensor& out, Upload& upload) const;
 
     std::string directory;
     std::vector<SafetensorsFile> files;
 
   private:
     std::map<std::string, size_t>::const_iterator place_of(const std::string& name) const;
+    // The name in its file. Throws Error where there is none.
+    std::pair<const SafetensorsFile&, const std::string&> found(const std::string& name) const;
 
     std::map<std::string, size_t> file_of;  // tensor name there -> index into files
 };

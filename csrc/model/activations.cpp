@@ -28,15 +28,17 @@ int64_t chunk_rows(int64_t row_bytes, int64_t rows, int64_t bytes, int64_t multi
 void plan_logits(Activations& a, const Config& config, int64_t bytes, int64_t multiple, bool training,
                  Arena& arena) {
     constexpr int64_t max_chunks = 8, min_bytes = int64_t{64} << 20, ample_bytes = int64_t{2} << 30;
-    const int64_t rows = a.embedding.shape[0], row_bytes = config.V * size_of(a.embedding.dtype);
+    const int64_t rows = a.embedding.shape[0], row_bytes = config.padded_V() * size_of(a.embedding.dtype);
     if (!training)
         return arena.plan(
             "logits", &a.logits,
-            shaped(a.embedding.dtype, {chunk_rows(row_bytes, rows, bytes ? bytes : min_bytes, 1), config.V}));
+            shaped(a.embedding.dtype,
+                   {chunk_rows(row_bytes, rows, bytes ? bytes : min_bytes, 1), config.padded_V()}));
     const int64_t free = a.dqkv.bytes() + a.dattention.bytes() + a.dgate_up.bytes() + a.dswiglu.bytes();
     const int64_t half = (rows + 1) / 2 * row_bytes, share = (rows + max_chunks - 1) / max_chunks * row_bytes;
     if (!bytes) bytes = std::max({free, share, min_bytes, std::min(half, ample_bytes)});
-    const Tensor logits = shaped(a.embedding.dtype, {chunk_rows(row_bytes, rows, bytes, multiple), config.V});
+    const Tensor logits =
+        shaped(a.embedding.dtype, {chunk_rows(row_bytes, rows, bytes, multiple), config.padded_V()});
     arena.share(&a.logits, logits, &a.dqkv);
     if (logits.bytes() > free)
         arena.plan("logits", &a.more_logits, shaped(DType::i32, {(logits.bytes() - free + 3) / 4}));

@@ -11,14 +11,14 @@
 namespace llamac {
 
 struct BlockActivations {
-    Tensor input_norm, input_rstd;
+    Tensor input_norm, input_rstd, input_mean;
     Tensor qkv;  // queries and keys after RoPE, values; with QK norm as the product makes them
     // With QK norm: queries and keys after it and RoPE, [N, (NH+NKV)·HD]; the norm's statistics.
     Tensor qk, q_rstd, k_rstd;
     Tensor attention, lse;
     Tensor residual_mid;
-    Tensor post_norm, post_rstd;
-    Tensor gate_up, swiglu;
+    Tensor post_norm, post_rstd, post_mean;
+    Tensor gate_up, swiglu;  // of models without a gate: the up projection alone, and its GELU
     Tensor residual_out;
     // Codes of fp8, [columns, rows], for the gradients of weights: in blocks whose products are in fp8.
     Tensor input_norm_codes, attention_codes, post_norm_codes, swiglu_codes;
@@ -28,10 +28,11 @@ struct Activations {
     Tensor tokens, targets;
     Tensor first;      // with document masks: the first position that each token sees
     Tensor mask;       // `first` where the batch has it, which attention reads; else none
+    Tensor positions;  // of learned positions: each token's, in its document
     Tensor cis;        // cosines and sines of RoPE: of the longest sequence, seen as the batch's T
     Tensor embedding;  // the input of the model's first block
     std::vector<BlockActivations> blocks;
-    Tensor final_norm, final_rstd;
+    Tensor final_norm, final_rstd, final_mean;
     Tensor logits;       // [rows of a chunk, V]; their gradient takes their place
     Tensor more_logits;  // the rest of their memory, directly behind dqkv to dswiglu
     Tensor losses;
@@ -57,8 +58,10 @@ inline std::vector<ActivationRow<BlockActivations>> block_activations(const Conf
     using A = BlockActivations;
     const int64_t N = B * T;
     const Tensor rows = shaped(t, {N, c.C}), one_per_row = shaped(DType::f32, {N});
+    const bool has_means = c.norm == NormKind::layer;
     return {{"input_norm", &A::input_norm, rows},
             {"input_rstd", &A::input_rstd, one_per_row},
+            {"input_mean", &A::input_mean, one_per_row, Lifetime::backward, nullptr, has_means},
             {"qkv", &A::qkv, shaped(t, {N, c.qkv_size()})},
             {"", &A::qk, shaped(t, {N, c.q_size() + c.kv_size()}), Lifetime::backward, nullptr, c.qk_norm},
             {"", &A::q_rstd, shaped(DType::f32, {B, T, c.NH}), Lifetime::backward, nullptr, c.qk_norm},
@@ -68,9 +71,11 @@ inline std::vector<ActivationRow<BlockActivations>> block_activations(const Conf
             {"residual_mid", &A::residual_mid, rows},
             {"post_norm", &A::post_norm, rows},
             {"post_rstd", &A::post_rstd, one_per_row},
-            {"gate_up", &A::gate_up, shaped(t, {N, 2 * c.F})},
-            // swiglu's backward writes it where it has read dswiglu.
-            {"swiglu", &A::swiglu, shaped(t, {N, c.F}), Lifetime::backward, &Activations::dswiglu},
+            {"post_mean", &A::post_mean, one_per_row, Lifetime::backward, nullptr, has_means},
+            {"gate_up", &A::gate_up, shaped(t, {N, c.up_size()})},
+            // Its backward writes it where it has read dswiglu.
+            {c.is_gated() ? "swiglu" : "gelu", &A::swiglu, shaped(t, {N, c.F}), Lifetime::backward,
+             &Activations::dswiglu},
             {"residual_out", &A::residual_out, rows}};
 }
 
@@ -87,16 +92,25 @@ inline std::vector<ActivationRow<Activations>> model_activations(const Config& c
              .like = shaped(DType::i32, {B, T}),
              .until = Lifetime::batch,
              .present = document_mask},
+            {.name = "",
+             .member = &A::positions,
+             .like = shaped(DType::i32, {B, T}),
+             .until = Lifetime::batch,
+             .present = c.positions == PositionKind::learned},
             {"", &A::cis, shaped(DType::f32, {T, c.HD / 2, 2})},
             {"embedding", &A::embedding, rows},
             {.name = "final_norm", .member = &A::final_norm, .like = rows, .present = head},
             {.name = "", .member = &A::final_rstd, .like = shaped(DType::f32, {N}), .present = head},
+            {.name = "",
+             .member = &A::final_mean,
+             .like = shaped(DType::f32, {N}),
+             .present = head && c.norm == NormKind::layer},
             {.name = "", .member = &A::losses, .like = shaped(DType::f32, {N}), .present = head},
             {"", &A::dresidual, rows, Lifetime::layer},
             {"", &A::dnorm, rows, Lifetime::layer},
             {"", &A::dqkv, shaped(t, {N, c.qkv_size()}), Lifetime::layer},
             {"", &A::dattention, shaped(t, {N, c.q_size()}), Lifetime::layer},
-            {"", &A::dgate_up, shaped(t, {N, 2 * c.F}), Lifetime::layer},
+            {"", &A::dgate_up, shaped(t, {N, c.up_size()}), Lifetime::layer},
             {"", &A::dswiglu, shaped(t, {N, c.F}), Lifetime::layer}};
 }
 

@@ -75,7 +75,7 @@ std::array<NormedHeads, 2> normed_heads(const Model& m, int64_t layer) {
 // cached: the rows' angles are its own; attention turns those of a decoding pass.
 void normalize_and_rotate(Model& m, int64_t layer, const CachedRows* cached) {
     const BlockActivations& a = m.activations.blocks[layer];
-    const bool turns = !(cached && cached->is_decode);
+    const bool turns = m.config.positions == PositionKind::rope && !(cached && cached->is_decode);
     const Tensor cis = !turns ? Tensor{} : cached ? cached->cis : m.activations.cis;
     if (m.config.qk_norm) {
         for (const NormedHeads& part : normed_heads(m, layer))
@@ -175,8 +175,9 @@ Quantizable input_of(const Model& m, int64_t layer, const LinearRow& row, bool k
 }
 
 Norm norm_of(const Model& m, int64_t layer, const LinearRow& row) {
-    return {residual_of(m, layer, row), m.activations.blocks[layer].*row.statistics,
-            m.parameters.blocks[layer].*row.norm};
+    const BlockActivations& a = m.activations.blocks[layer];
+    const BlockParameters& p = m.parameters.blocks[layer];
+    return {residual_of(m, layer, row), a.*row.statistics, a.*row.mean, p.*row.norm, p.*row.norm_bias};
 }
 
 // The values of a linear's input.
@@ -188,27 +189,27 @@ void compute_input(Model& m, int64_t layer, const LinearRow& row, const CachedRo
     case Producer::attention:
         return attend(m, layer, cached);
     case Producer::activation:
-        switch (m.config.activation) {
-        case ActivationKind::silu:
-            return swiglu_forward(m.context, {.out = a.*row.x, .gate_up = a.gate_up});
-        }
+        if (m.config.is_gated()) return swiglu_forward(m.context, {.out = a.*row.x, .gate_up = a.gate_up});
+        return gelu_forward(
+            m.context,
+            {.out = a.*row.x, .x = a.gate_up, .tanh = m.config.activation == ActivationKind::gelu_tanh});
     }
-}
-
-// Whether the operation that computes a linear's input, or the gradient of its output, writes codes and no values: the
-// activation and its backward, and RoPE's backward where nothing else reads its output.
-bool input_as_codes(const Model& m, int64_t layer, const LinearRow& row) {
-    return row.input == Producer::activation && computes_codes(m, layer);
-}
-bool gradient_as_codes(const Model& m, int64_t layer, const LinearRow& row) {
-    const bool has_readers = feeds(row, Producer::attention) && (m.config.qk_norm || m.config.qkv_bias);
-    return !row.adds_residual && !has_readers && computes_codes(m, layer);
 }
 
 // The bias of a linear; null: the model has none there.
 const FlatParam* bias_of(const Model& m, int64_t layer, const LinearRow& row) {
-    const FlatParam* const bias = row.bias ? &(m.parameters.blocks[layer].*row.bias) : nullptr;
-    return bias && !bias->shape.empty() ? bias : nullptr;
+    const FlatParam& bias = m.parameters.blocks[layer].*row.bias;
+    return bias.shape.empty() ? nullptr : &bias;
+}
+
+// Whether the operation that computes a linear's input, or the gradient of its output, writes codes and no values: SwiGLU and its
+// backward, and RoPE's backward where nothing else reads its output.
+bool input_as_codes(const Model& m, int64_t layer, const LinearRow& row) {
+    return row.input == Producer::activation && m.config.is_gated() && computes_codes(m, layer);
+}
+bool gradient_as_codes(const Model& m, int64_t layer, const LinearRow& row) {
+    const bool has_readers = bias_of(m, layer, row) || (feeds(row, Producer::attention) && m.config.qk_norm);
+    return !row.adds_residual && !has_readers && computes_codes(m, layer);
 }
 
 // The codes of a linear's input, from its values or by the operation that computes it.
@@ -239,7 +240,7 @@ void normalize_and_rotate_backward(Model& m, int64_t layer, bool accumulate) {
                                    .cis = cis,
                                    .accumulate = accumulate});
         }
-    } else {
+    } else if (m.config.positions == PositionKind::rope) {
         const Tensor dx = heads(m, dqkv, 0, m.config.NH + m.config.NKV);
         rope_backward(m.context, {.dx = dx, .dout = dx, .cis = cis, .interleaved = false});
     }
@@ -297,11 +298,15 @@ void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewri
     }
     case Producer::activation:
         if (input_as_codes(m, layer, row)) return;  // quantize_gradient() computes the codes of the gradient
-        switch (m.config.activation) {
-        case ActivationKind::silu:
+        if (m.config.is_gated())
             swiglu_backward(
                 m.context, {.dgate_up = d.dgate_up, .out = written, .dout = d.dswiglu, .gate_up = a.gate_up});
-        }
+        else
+            gelu_backward(m.context, {.dx = d.dgate_up,
+                                      .out = written,
+                                      .dout = d.dswiglu,
+                                      .x = a.gate_up,
+                                      .tanh = m.config.activation == ActivationKind::gelu_tanh});
         return show_gradient(m, layer, &BlockActivations::gate_up, d.dgate_up);
     }
 }
@@ -351,30 +356,53 @@ bool is_recomputed(const Recompute& recompute, Tensor BlockActivations::* activa
 }
 
 void norm_forward(Model& m, const Tensor& out, const Norm& norm) {
+    const Parameters& p = m.parameters;
     switch (m.config.norm) {
     case NormKind::rms:
-        rmsnorm_forward(m.context, {.out = out,
-                                    .rstd = norm.rstd,
-                                    .x = norm.x,
-                                    .weight = m.parameters.weight(norm.weight),
-                                    .eps = m.config.eps});
+        return rmsnorm_forward(m.context, {.out = out,
+                                           .rstd = norm.rstd,
+                                           .x = norm.x,
+                                           .weight = p.weight(norm.weight),
+                                           .eps = m.config.eps});
+    case NormKind::layer:
+        return layernorm_forward(m.context, {.out = out,
+                                             .mean = norm.mean,
+                                             .rstd = norm.rstd,
+                                             .x = norm.x,
+                                             .weight = p.weight(norm.weight),
+                                             .bias = p.weight(norm.bias),
+                                             .eps = m.config.eps});
     }
 }
 
 void norm_backward(Model& m, const Norm& norm, const Tensor& dout, bool adds, const Tensor& out,
                    bool accumulate) {
-    const Tensor& dresidual = m.activations.dresidual;
+    const Parameters& p = m.parameters;
+    const Tensor &dx = m.activations.dresidual, dresidual = adds ? dx : Tensor{};
     switch (m.config.norm) {
     case NormKind::rms:
-        rmsnorm_backward(m.context, {.dx = dresidual,
-                                     .dweight = m.parameters.gradient(norm.weight),
-                                     .out = out,
-                                     .dout = dout,
-                                     .x = norm.x,
-                                     .weight = m.parameters.weight(norm.weight),
-                                     .rstd = norm.rstd,
-                                     .dresidual = adds ? dresidual : Tensor{},
-                                     .accumulate = accumulate});
+        return rmsnorm_backward(m.context, {.dx = dx,
+                                            .dweight = p.gradient(norm.weight),
+                                            .out = out,
+                                            .dout = dout,
+                                            .x = norm.x,
+                                            .weight = p.weight(norm.weight),
+                                            .rstd = norm.rstd,
+                                            .dresidual = dresidual,
+                                            .accumulate = accumulate});
+    case NormKind::layer:
+        return layernorm_backward(m.context, {.dx = dx,
+                                              .dweight = p.gradient(norm.weight),
+                                              .dbias = p.gradient(norm.bias),
+                                              .out = out,
+                                              .dout = dout,
+                                              .x = norm.x,
+                                              .weight = p.weight(norm.weight),
+                                              .bias = p.weight(norm.bias),
+                                              .mean = norm.mean,
+                                              .rstd = norm.rstd,
+                                              .dresidual = dresidual,
+                                              .accumulate = accumulate});
     }
 }
 
@@ -435,7 +463,7 @@ void show_block(const Model& m, int64_t layer) {
     for (const auto& row : block_activations(m.config, 1, 1, a.qkv.dtype))
         if (row.member == &BlockActivations::qkv)
             show_heads(m, "act.", layer, split_heads(m, layer));
-        else if (*row.name)
+        else if (*row.name && row.present)
             show_value(m, "act.", layer, row.member, a.*row.member);
 }
 void show_gradient(const Model& m, int64_t layer, Tensor BlockActivations::* of, const Tensor& value) {

@@ -22,21 +22,22 @@ constexpr bool rewritten_by_backward(Producer producer) {
 // How tensor parallelism divides a weight [out,in] among ranks: by outputs (columns of the product) or by inputs.
 enum class Split : uint8_t { outputs, inputs };
 
-// out = x · weightᵀ (+ residual)
+// out = x · weightᵀ (+ residual) (+ bias)
 struct LinearRow {
     const char* name;  // of the weight and of the output's gradient among the fp8 scales
     Producer input;    // computes x
-    FlatParam BlockParameters::* weight;
+    FlatParam BlockParameters::*weight, BlockParameters::*bias;  // of models that have one
     Tensor BlockActivations::*x, BlockActivations::*x_codes, BlockActivations::*out;
     Tensor Activations::*dx, Activations::*dout;
     bool adds_residual;
     Split split;
     // Kept for the producer's backward: rstd of a norm, lse of attention.
     Tensor BlockActivations::* statistics = nullptr;
-    FlatParam BlockParameters::* norm = nullptr;  // the weight of a norm
     // The input of a norm, or the residual that is added; null: the block's input.
     Tensor BlockActivations::* residual = nullptr;
-    FlatParam BlockParameters::* bias = nullptr;  // of models that have it
+    // Of a norm: its weight, and a LayerNorm's bias and means.
+    FlatParam BlockParameters::*norm = nullptr, BlockParameters::*norm_bias = nullptr;
+    Tensor BlockActivations::* mean = nullptr;
     // What is computed from out and lives as long.
     std::array<Tensor BlockActivations::*, 3> derived = {};
 };
@@ -45,30 +46,62 @@ inline constexpr std::array<LinearRow, 4> block_linears = [] {
     using P = BlockParameters;
     using A = BlockActivations;
     using D = Activations;
-    constexpr auto norm = Producer::norm, attention = Producer::attention, activation = Producer::activation;
-    constexpr auto outputs = Split::outputs, inputs = Split::inputs;
-    return std::array<LinearRow, 4>{
-        {{"qkv",
-          norm,
-          &P::qkv,
-          &A::input_norm,
-          &A::input_norm_codes,
-          &A::qkv,
-          &D::dnorm,
-          &D::dqkv,
-          false,
-          outputs,
-          &A::input_rstd,
-          &P::input_norm,
-          nullptr,
-          &P::qkv_bias,
-          {&A::qk, &A::q_rstd, &A::k_rstd}},
-         {"o", attention, &P::o, &A::attention, &A::attention_codes, &A::residual_mid, &D::dattention,
-          &D::dresidual, true, inputs, &A::lse},
-         {"gate_up", norm, &P::gate_up, &A::post_norm, &A::post_norm_codes, &A::gate_up, &D::dnorm,
-          &D::dgate_up, false, outputs, &A::post_rstd, &P::post_norm, &A::residual_mid},
-         {"down", activation, &P::down, &A::swiglu, &A::swiglu_codes, &A::residual_out, &D::dswiglu,
-          &D::dresidual, true, inputs, nullptr, nullptr, &A::residual_mid}}};
+    return std::array<LinearRow, 4>{{{.name = "qkv",
+                                      .input = Producer::norm,
+                                      .weight = &P::qkv,
+                                      .bias = &P::qkv_bias,
+                                      .x = &A::input_norm,
+                                      .x_codes = &A::input_norm_codes,
+                                      .out = &A::qkv,
+                                      .dx = &D::dnorm,
+                                      .dout = &D::dqkv,
+                                      .adds_residual = false,
+                                      .split = Split::outputs,
+                                      .statistics = &A::input_rstd,
+                                      .norm = &P::input_norm,
+                                      .norm_bias = &P::input_norm_bias,
+                                      .mean = &A::input_mean,
+                                      .derived = {&A::qk, &A::q_rstd, &A::k_rstd}},
+                                     {.name = "o",
+                                      .input = Producer::attention,
+                                      .weight = &P::o,
+                                      .bias = &P::o_bias,
+                                      .x = &A::attention,
+                                      .x_codes = &A::attention_codes,
+                                      .out = &A::residual_mid,
+                                      .dx = &D::dattention,
+                                      .dout = &D::dresidual,
+                                      .adds_residual = true,
+                                      .split = Split::inputs,
+                                      .statistics = &A::lse},
+                                     {.name = "gate_up",
+                                      .input = Producer::norm,
+                                      .weight = &P::gate_up,
+                                      .bias = &P::gate_up_bias,
+                                      .x = &A::post_norm,
+                                      .x_codes = &A::post_norm_codes,
+                                      .out = &A::gate_up,
+                                      .dx = &D::dnorm,
+                                      .dout = &D::dgate_up,
+                                      .adds_residual = false,
+                                      .split = Split::outputs,
+                                      .statistics = &A::post_rstd,
+                                      .residual = &A::residual_mid,
+                                      .norm = &P::post_norm,
+                                      .norm_bias = &P::post_norm_bias,
+                                      .mean = &A::post_mean},
+                                     {.name = "down",
+                                      .input = Producer::activation,
+                                      .weight = &P::down,
+                                      .bias = &P::down_bias,
+                                      .x = &A::swiglu,
+                                      .x_codes = &A::swiglu_codes,
+                                      .out = &A::residual_out,
+                                      .dx = &D::dswiglu,
+                                      .dout = &D::dresidual,
+                                      .adds_residual = true,
+                                      .split = Split::inputs,
+                                      .residual = &A::residual_mid}}};
 }();
 
 // Whether the producer of the next row's input reads this row's output.
@@ -102,10 +135,10 @@ void backward_block(Model& model, int64_t layer, bool accumulate);
 // The input of block `layer`, which is the output of the one before.
 Tensor block_input(const Model& model, int64_t layer);
 
-// A norm: its input [N,C], the statistics that its backward reads [N], and its weight.
+// A norm: its input [N,C], the statistics that its backward reads [N], its weight and bias. RMSNorm has no mean and no bias.
 struct Norm {
-    Tensor x, rstd;
-    const FlatParam& weight;
+    Tensor x, rstd, mean;
+    const FlatParam &weight, &bias;
 };
 void norm_forward(Model& model, const Tensor& out, const Norm& norm);
 // dresidual becomes the gradient of the norm's input; with `adds`, this gradient is added to it. out: with data, receives the

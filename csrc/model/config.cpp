@@ -7,6 +7,7 @@ namespace llamac {
 
 std::vector<double> rope_frequencies(const Config& c) {
     const RopeScaling& r = c.rope_scaling;
+    if (c.positions == PositionKind::learned) return std::vector<double>(static_cast<size_t>(c.HD / 2), 0.0);
     constexpr double pi = 3.14159265358979323846;
     const auto context = static_cast<double>(r.original_context), half = static_cast<double>(c.HD / 2);
     // YaRN's bounds are the pairs that make a number of turns within the original context.

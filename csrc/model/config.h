@@ -25,9 +25,9 @@ struct RopeScaling {
     bool truncate = true;          // YaRN's bounds are whole pairs
 };
 
-enum class NormKind : uint8_t { rms };
-enum class ActivationKind : uint8_t { silu };
-enum class PositionKind : uint8_t { rope };
+enum class NormKind : uint8_t { rms, layer };
+enum class ActivationKind : uint8_t { silu, gelu, gelu_tanh };
+enum class PositionKind : uint8_t { rope, learned };
 
 struct Config {
     int64_t V, C, F, L, NH, NKV, HD;  // dimension letters: core/tensor.h
@@ -38,12 +38,13 @@ struct Config {
     std::string model_type = "llama";  // of config.json (checkpoint/config_json.cpp has the table)
     // The architecture. load_config accepts the values that the model computes.
     NormKind norm = NormKind::rms;
-    ActivationKind activation = ActivationKind::silu;  // of the gate
+    ActivationKind activation = ActivationKind::silu;  // silu has a gate, gelu has none
     PositionKind positions = PositionKind::rope;
     bool qkv_bias = false, output_bias = false, mlp_bias = false;
     bool qk_norm = false;           // of each head's queries and keys, before RoPE
     int64_t window = 0;             // the last tokens that attention sees, its own among them; 0: all
     std::vector<bool> slides = {};  // by layer: whether its attention has the window; empty: all layers
+    bool has_dropout = false;       // of config.json, which is not applied
     bool tied = false;              // the LM head's matrix is the embedding's
     double initializer_range = 0.02;
     // transformers', where config.json has none. -1, {}: null there.
@@ -54,10 +55,15 @@ struct Config {
     int64_t q_size() const { return NH * HD; }
     int64_t kv_size() const { return NKV * HD; }
     int64_t qkv_size() const { return q_size() + 2 * kv_size(); }
+    bool is_gated() const { return activation == ActivationKind::silu; }
+    int64_t up_size() const { return is_gated() ? 2 * F : F; }
+    // Rows of the embedding and of the head in memory, the last of them zeros: a multiple of what products and vectors need. Other
+    // models have V: the place of an element in memory is part of its stochastic rounding, and earlier runs keep their bits.
+    int64_t padded_V() const { return model_type == "gpt2" ? (V + 63) / 64 * 64 : V; }
     int64_t window_of(int64_t layer) const { return slides.empty() || slides[layer] ? window : 0; }
 };
 
-// Radians per position of each pair of a head's channels, [HD/2].
+// Radians per position of each pair of a head's channels, [HD/2]; zeros where positions are learned.
 std::vector<double> rope_frequencies(const Config& config);
 
 }  // namespace llamac

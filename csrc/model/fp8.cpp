@@ -142,7 +142,7 @@ void check_shapes(const Config& c, int64_t N, bool head) {
                                                      {"num_attention_heads times head_dim", c.q_size()},
                                                      {"num_key_value_heads times head_dim", c.kv_size()},
                                                      {"intermediate_size", c.F},
-                                                     {"vocab_size", head ? c.V : 0}};
+                                                     {"vocab_size", head ? c.padded_V() : 0}};
     for (const auto& [what, size] : sizes)
         if (size % fp8_multiple)
             fail("--matmul-dtype fp8: ", what, ": expected a multiple of ", fp8_multiple, ", found ", size,
@@ -234,11 +234,11 @@ void plan_fp8_head(Fp8State& f, const Config& c, int64_t chunk, Arena& arena) {
     const auto plan = [&](const char* group, Tensor& tensor, DType type, int64_t rows, int64_t columns) {
         arena.plan(group, &tensor, shaped(type, {rows, columns}));
     };
-    plan("fp8 weights", f.head.rows, f.options.values, c.V, c.C);
-    plan("fp8 weights", f.head.transposed, f.options.values, c.C, c.V);
+    plan("fp8 weights", f.head.rows, f.options.values, c.padded_V(), c.C);
+    plan("fp8 weights", f.head.transposed, f.options.values, c.C, c.padded_V());
     plan("fp8 operands", f.head_inputs, f.options.values, c.C, chunk);
-    plan("fp8 operands", f.dlogits.rows, f.options.gradients, chunk, c.V);
-    plan("fp8 operands", f.dlogits.transposed, f.options.gradients, c.V, chunk);
+    plan("fp8 operands", f.dlogits.rows, f.options.gradients, chunk, c.padded_V());
+    plan("fp8 operands", f.dlogits.transposed, f.options.gradients, c.padded_V(), chunk);
 }
 
 void reset_fp8(Fp8State& f, const Config& c) {

@@ -23,7 +23,25 @@ void show(const Model& m, const std::string& kind, Tensor Activations::* activat
 }
 
 Norm final_norm(const Model& m) {
-    return {block_input(m, m.config.L), m.activations.final_rstd, m.parameters.final_norm};
+    const Activations& a = m.activations;
+    const Parameters& p = m.parameters;
+    return {block_input(m, m.config.L), a.final_rstd, a.final_mean, p.final_norm, p.final_norm_bias};
+}
+
+// [B,T] as [N].
+Tensor flat(const Tensor& t) {
+    return reshape(t, {t.elements()});
+}
+
+// The tokens' positions, each in its document or sequence.
+void find_positions(const Model& m, const CachedRows* cached) {
+    const Activations& a = m.activations;
+    if (!cached) return token_positions(m.context, {.out = a.positions, .first = a.mask, .offset = 0});
+    if (!cached->is_decode)
+        return token_positions(m.context, {.out = a.positions, .offset = cached->position - cached->begin});
+    Tensor begin = cached->cache->first;
+    begin.shape[0] = a.positions.shape[0];
+    token_positions(m.context, {.out = a.positions, .begin = begin, .end = cached->cache->last, .offset = 0});
 }
 
 // Embedding to final norm, as far as the model holds them.
@@ -35,9 +53,13 @@ void forward_trunk(Model& m, bool trains, const CachedRows* cached = nullptr) {
     m.gathered = {};  // the weights may be others by now
     if (p.holds_embedding()) {
         gather_weights(m, 0, 1);
+        const bool learned = m.config.positions == PositionKind::learned;
+        if (learned) find_positions(m, cached);
         embedding_forward(m.context, {.out = a.embedding,
-                                      .tokens = reshape(a.tokens, {a.tokens.elements()}),
-                                      .weight = p.weight(p.embedding)});
+                                      .tokens = flat(a.tokens),
+                                      .weight = p.weight(p.embedding),
+                                      .positions = learned ? p.weight(p.positions) : Tensor{},
+                                      .place = learned ? flat(a.positions) : Tensor{}});
         show(m, "act", &Activations::embedding, a.embedding);
     }
     for (int64_t layer = p.layers.first; layer < p.layers.end; layer++) {
@@ -60,6 +82,12 @@ Tensor slice_rows(const Tensor& t, int64_t first, int64_t count) {
     return s;
 }
 
+// Logits, or their gradients, without the padding of the vocabulary. The padding is 0, as the head's rows there are.
+Tensor of_vocabulary(const Model& m, Tensor logits) {
+    logits.shape[1] = m.config.V;
+    return logits;
+}
+
 // Calls it with chunks of the logits of rows first .. first+count of the last pass, and the number of rows before the chunk.
 void for_logits(Model& m, int64_t first, int64_t count,
                 const std::function<void(int64_t done, const Tensor& logits)>& use) {
@@ -71,7 +99,7 @@ void for_logits(Model& m, int64_t first, int64_t count,
             linear_input(m, head, slice_rows(m.activations.final_norm, first + done, rows.shape[0]), {});
         quantize(m, x, false);
         linear_forward(m, rows, x, linear_weight(m, head));
-        use(done, rows);
+        use(done, of_vocabulary(m, rows));
     }
 }
 
@@ -100,18 +128,18 @@ void run_head(Model& m, const HeadGradient& gradient) {
                      chunk_targets = slice_rows(all_targets, first, count);
         quantize(m, x, false);
         linear_forward(m, logits, x, weight);
-        show(m, "logits", logits);
-        const Tensor dlogits = gradient.wanted ? logits : Tensor{};
+        const Tensor own = of_vocabulary(m, logits), dlogits = gradient.wanted ? own : Tensor{};
+        show(m, "logits", own);
         cross_entropy(m.context, {.losses = losses,
                                   .dlogits = dlogits,
-                                  .logits = logits,
+                                  .logits = own,
                                   .targets = chunk_targets,
                                   .dlosses = slice_rows(dlosses, 0, count),
                                   .dloss = 1.0,
                                   .ignore_index = int64_t{ignore_index}});
         if (!gradient.wanted) continue;
         show(m, "dact.logits", dlogits);
-        const Quantizable dout = output_gradient(m, head, dlogits);
+        const Quantizable dout = output_gradient(m, head, logits);
         quantize(m, dout, false);
         linear_backward_input(m, slice_rows(a.dnorm, first, count), dout, weight);
         if (m.parameters.head.trains)
@@ -146,12 +174,19 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch) {
     }
     if (!p.holds_embedding()) return;
     show(m, "dact", &Activations::embedding, a.dresidual);
-    if (!p.embedding.trains) return;
+    const bool trains_positions = m.config.positions == PositionKind::learned && p.positions.trains;
+    if (!p.embedding.trains && !trains_positions) return;
     begin_gradients(m, 0);
-    embedding_backward(m.context,
-                       {.dweight = p.gradient(p.embedding),
+    if (trains_positions)
+        embedding_backward(m.context, {.dweight = p.gradient(p.positions),
+                                       .dout = a.dresidual,
+                                       .tokens = flat(a.positions),
+                                       .accumulate = accumulate});
+    if (p.embedding.trains)
+        embedding_backward(
+            m.context, {.dweight = p.gradient(p.embedding),
                         .dout = a.dresidual,
-                        .tokens = reshape(a.tokens, {a.tokens.elements()}),
+                        .tokens = flat(a.tokens),
                         .accumulate = accumulate || m.config.tied});  // tied: the head has written its share
     reduce_gradients(m, 0, micro_batch);
 }
@@ -321,7 +356,12 @@ void logits_of_rows(Model& m, int64_t first, int64_t count, std::vector<float>& 
     // A planned batch may be larger than the host's memory.
     if (!m.context.dry_run) logits.resize(static_cast<size_t>(count * m.config.V));
     for_logits(m, first, count, [&](int64_t done, const Tensor& rows) {
-        if (!m.context.dry_run) copy_as(DType::f32, logits.data() + done * m.config.V, rows);
+        if (m.context.dry_run) return;
+        float* const to = logits.data() + done * m.config.V;
+        if (rows.contiguous()) return copy_as(DType::f32, to, rows);
+        for (int64_t row = 0; row < rows.shape[0]; row++)
+            copy_as(DType::f32, to + row * m.config.V,
+                    make_tensor(slice_rows(rows, row, 1).data, rows.dtype, {m.config.V}));
     });
 }
 

@@ -64,6 +64,7 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
         flat = {trains ? end_of(p) : filling.frozen_elements, present[i]->shape, segment, 0, trains};
         const size_t begin = i;
         for (i++; i < present.size() && present[i]->flat == &flat; i++) flat.shape[0] += present[i]->shape[0];
+        flat.shape[0] += present[begin]->padding;
         const int64_t row = flat.elements() / flat.shape[0];
         flat.shard =
             shards == 1 ? flat.elements() : round_up(flat.shape[0], shards * shard_rows) / shards * row;
@@ -75,6 +76,7 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
             parameter.trains = trains;
             parameter.name = prefix + present[k]->name;
             parameter.group = present[k]->group;
+            parameter.transposed = present[k]->transposed;
             if (!trains) parameter.group.update = Update::none;
             parameter.rng_stream = static_cast<uint32_t>(4 * (first_row + static_cast<int64_t>(k)));
             if (is_frozen(parameter.name, filling.frozen) == trains)
@@ -85,7 +87,7 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
             p.table.push_back(std::move(parameter));
         }
         if (!trains) {
-            filling.frozen_elements = round_up(offset, alignment);
+            filling.frozen_elements = round_up(flat.offset + flat.elements(), alignment);
             continue;
         }
         p.segments.back().elements =
@@ -99,7 +101,7 @@ void fill_table(Parameters& p, const Config& c, Filling& filling) {
     add(p, filling, "", parameters_before_blocks(c, p), p.holds_embedding());
     if (!p.holds_embedding()) p.segments.emplace_back();  // the first segment of a block is the second
     for (int64_t l = 0; l < c.L; l++)
-        add(p, filling, "model.layers." + std::to_string(l) + ".", block_parameters(c, p.blocks[l]),
+        add(p, filling, block_prefix(c, l), block_parameters(c, p.blocks[l]),
             l >= p.layers.first && l < p.layers.end);
     add(p, filling, "", parameters_after_blocks(c, p), p.holds_head());
     if (!p.holds_head()) p.segments.push_back({end_of(p)});
@@ -148,6 +150,11 @@ void fill(const Context& context, const Parameter& parameter, const Tensor& weig
 }
 
 }  // namespace
+
+std::string block_prefix(const Config& c, int64_t layer) {
+    return (c.positions == PositionKind::learned ? "transformer.h." : "model.layers.") +
+           std::to_string(layer) + ".";
+}
 
 int64_t FlatParam::elements() const {
     return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());

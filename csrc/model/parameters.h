@@ -44,13 +44,15 @@ struct Segment {
 };
 
 struct BlockParameters {
-    FlatParam input_norm, qkv, qkv_bias, q_norm, k_norm, o, post_norm, gate_up, down;
+    FlatParam input_norm, qkv, q_norm, k_norm, o, post_norm, gate_up, down;
+    // Biases, of norms and of products.
+    FlatParam input_norm_bias, qkv_bias, o_bias, post_norm_bias, gate_up_bias, down_bias;
 };
 
 struct ModelParameters {
-    FlatParam embedding;
+    FlatParam embedding, positions;
     std::vector<BlockParameters> blocks;
-    FlatParam final_norm;
+    FlatParam final_norm, final_norm_bias;
     FlatParam head;  // makes the logits; the embedding where they are tied
 };
 
@@ -76,10 +78,31 @@ struct ParameterRow {
     std::vector<int64_t> shape;
     ParameterGroup group;
     bool present = true;
+    bool transposed = false;  // in files: [in,out]
+    int64_t padding = 0;      // rows of zeros behind it in memory
 };
+
+// Before the names of layer `layer`.
+std::string block_prefix(const Config& config, int64_t layer);
 
 // In the order of files and of random streams.
 inline std::vector<ParameterRow> block_parameters(const Config& c, BlockParameters& p) {
+    const auto linear = [](const char* name, FlatParam* flat, int64_t outputs, int64_t inputs) {
+        return ParameterRow{name, flat, {outputs, inputs}, matrices, true, true};
+    };
+    if (c.positions == PositionKind::learned)
+        return {{"ln_1.weight", &p.input_norm, {c.C}, norms},
+                {"ln_1.bias", &p.input_norm_bias, {c.C}, biases},
+                linear("attn.c_attn.weight", &p.qkv, c.qkv_size(), c.C),
+                {"attn.c_attn.bias", &p.qkv_bias, {c.qkv_size()}, biases},
+                linear("attn.c_proj.weight", &p.o, c.C, c.q_size()),
+                {"attn.c_proj.bias", &p.o_bias, {c.C}, biases},
+                {"ln_2.weight", &p.post_norm, {c.C}, norms},
+                {"ln_2.bias", &p.post_norm_bias, {c.C}, biases},
+                linear("mlp.c_fc.weight", &p.gate_up, c.F, c.C),
+                {"mlp.c_fc.bias", &p.gate_up_bias, {c.F}, biases},
+                linear("mlp.c_proj.weight", &p.down, c.C, c.F),
+                {"mlp.c_proj.bias", &p.down_bias, {c.C}, biases}};
     return {{"input_layernorm.weight", &p.input_norm, {c.C}, norms},
             {"self_attn.q_proj.weight", &p.qkv, {c.q_size(), c.C}, matrices},
             {"self_attn.k_proj.weight", &p.qkv, {c.kv_size(), c.C}, matrices},
@@ -96,17 +119,28 @@ inline std::vector<ParameterRow> block_parameters(const Config& c, BlockParamete
             {"mlp.down_proj.weight", &p.down, {c.C, c.F}, matrices}};
 }
 inline std::vector<ParameterRow> parameters_before_blocks(const Config& c, ModelParameters& p) {
-    return {{"model.embed_tokens.weight", &p.embedding, {c.V, c.C}, {{}, true, c.tied}}};
+    const ParameterGroup table{{}, true, c.tied};
+    const int64_t padding = c.padded_V() - c.V;
+    if (c.positions == PositionKind::learned)
+        return {{"transformer.wte.weight", &p.embedding, {c.V, c.C}, table, true, false, padding},
+                {"transformer.wpe.weight", &p.positions, {c.max_context, c.C}, {{}, true, false}}};
+    return {{"model.embed_tokens.weight", &p.embedding, {c.V, c.C}, table, true, false, padding}};
 }
 inline std::vector<ParameterRow> parameters_after_blocks(const Config& c, ModelParameters& p) {
-    return {{"model.norm.weight", &p.final_norm, {c.C}, norms},
-            {"lm_head.weight", &p.head, {c.V, c.C}, matrices, !c.tied}};
+    const ParameterRow head{"lm_head.weight", &p.head, {c.V, c.C},        matrices,
+                            !c.tied,          false,   c.padded_V() - c.V};
+    if (c.positions == PositionKind::learned)
+        return {{"transformer.ln_f.weight", &p.final_norm, {c.C}, norms},
+                {"transformer.ln_f.bias", &p.final_norm_bias, {c.C}, biases},
+                head};
+    return {{"model.norm.weight", &p.final_norm, {c.C}, norms}, head};
 }
 
 // One tensor of the files.
 struct Parameter : FlatParam {
     std::string name;
     ParameterGroup group;
+    bool transposed;      // in files: [in,out]
     uint32_t rng_stream;  // of random numbers
     // Elements first .. first+count lie in this rank's shard, from `place` on in a buffer of shards.
     int64_t first = 0, count = 0, place = 0;

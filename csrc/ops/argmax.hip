@@ -58,14 +58,14 @@ void argmax_cpu(View<int32_t, 1> out, View<const T, 2> x) {
 // ---- naive
 
 template <class T>
-__global__ void argmax_naive_kernel(int32_t* out, const T* x, int64_t N, int64_t V) {
+__global__ void argmax_naive_kernel(int32_t* out, View<const T, 2> x, int64_t N, int64_t V) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (n >= N) return;
     float largest = -INFINITY;
     int best = 0;
     for (int64_t v = 0; v < V; v++)
-        if (float(x[n * V + v]) > largest) {
-            largest = float(x[n * V + v]);
+        if (float(x(n, v)) > largest) {
+            largest = float(x(n, v));
             best = static_cast<int>(v);
         }
     out[n] = best;
@@ -73,7 +73,7 @@ __global__ void argmax_naive_kernel(int32_t* out, const T* x, int64_t N, int64_t
 
 template <class T>
 void argmax_naive(View<int32_t, 1> out, View<const T, 2> x, LaunchContext context) {
-    launch(context.grid(x.shape[0]), argmax_naive_kernel<T>, out.data, x.data, x.shape[0], x.shape[1]);
+    launch(context.grid(x.shape[0]), argmax_naive_kernel<T>, out.data, x, x.shape[0], x.shape[1]);
 }
 
 // ---- vectorized: one block per row
@@ -94,7 +94,7 @@ struct Largest {
 
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads)
-    argmax_vectorized_kernel(Dependent<int32_t*> out_, Dependent<const T*> x_, int64_t V) {
+    argmax_vectorized_kernel(Dependent<int32_t*> out_, Dependent<const T*> x_, int64_t V, int64_t stride) {
     const auto [out, x] = start_next_and_wait(out_, x_);
     constexpr int size = vector_size<T>, loads = loads_per_thread<whole>;
     struct Shared {
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(block_threads)
         int places[max_warps];
     };
     Shared& shared = shared_memory<Shared>();
-    const T* row = x + blockIdx.x * V;
+    const T* row = x + blockIdx.x * stride;
     const int64_t step = int64_t{blockDim.x} * size;
     Largest own;
     for (int64_t begin = int64_t{threadIdx.x} * size; begin < V; begin += loads * step) {
@@ -133,15 +133,16 @@ __global__ void __launch_bounds__(block_threads)
 template <class T>
 void argmax_vectorized(View<int32_t, 1> out, View<const T, 2> x, LaunchContext context) {
     launch(Grid(blocks_for(x.shape[0], 1), context.threads, context.stream),
-           is_whole({x.data}, x.shape[1], vector_size<T>) ? argmax_vectorized_kernel<T, true>
-                                                          : argmax_vectorized_kernel<T, false>,
-           out.data, x.data, x.shape[1]);
+           is_whole({x.data}, x.shape[1], vector_size<T>) && x.stride[0] % vector_size<T> == 0
+               ? argmax_vectorized_kernel<T, true>
+               : argmax_vectorized_kernel<T, false>,
+           out.data, x.data, x.shape[1], x.stride[0]);
 }
 
 constexpr Constraints places_fit{"V at most 2^30", [](const Call& c) { return c["V"] <= 1 << 30; }};
 
 Operation argmax(
-    "argmax<T: f32 bf16 f64>(out: i32[N]; x: T[N,V]) rows(N) empty(N)"
+    "argmax<T: f32 bf16 f64>(out: i32[N]; x: T[N,V] strided) rows(N) empty(N)"
     " test(N=3, V=4096) test(N=2, V=5003) test(N=1, V=40000)",
     "the column of each row's largest element, the first of equals",
     {{"cpu", "rows over threads, runs of columns by vector lanes",

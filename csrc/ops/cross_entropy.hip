@@ -97,16 +97,16 @@ void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<float, 0>
 // ---- naive
 
 template <class T>
-__global__ void cross_entropy_naive_kernel(float* losses, T* dlogits, const T* logits,
+__global__ void cross_entropy_naive_kernel(float* losses, View<T, 2> dlogits, View<const T, 2> logits,
                                            View<const int32_t, 1> targets, View<const float, 1> dlosses,
                                            int64_t N, int64_t V, float dloss, int64_t ignore_index) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (n >= N) return;
-    const T* x = logits + n * V;
+    const T* x = &logits(n, 0);
     const int64_t target = targets(n);
     if (target == ignore_index) {
         losses[n] = 0;
-        for (int64_t v = 0; dlogits && v < V; v++) dlogits[n * V + v] = T(0.0f);
+        for (int64_t v = 0; dlogits && v < V; v++) dlogits(n, v) = T(0.0f);
         return;
     }
     float largest = float(x[0]);
@@ -117,7 +117,7 @@ __global__ void cross_entropy_naive_kernel(float* losses, T* dlogits, const T* l
     const float factor = dlosses ? dloss * dlosses(n) : dloss;
     for (int64_t v = 0; dlogits && v < V; v++) {
         const float probability = expf(float(x[v]) - largest) / static_cast<float>(sum);
-        dlogits[n * V + v] = T(factor * (probability - (v == target ? 1.0f : 0.0f)));
+        dlogits(n, v) = T(factor * (probability - (v == target ? 1.0f : 0.0f)));
     }
 }
 
@@ -127,8 +127,8 @@ void cross_entropy_naive(View<float, 1> losses, View<T, 2> dlogits, View<float, 
                          View<const float, 1> dlosses, double dloss, int64_t ignore_index,
                          LaunchContext context) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
-    launch(context.grid(N), cross_entropy_naive_kernel<T>, losses.data, dlogits.data, logits.data, targets,
-           dlosses, N, V, dloss, ignore_index);
+    launch(context.grid(N), cross_entropy_naive_kernel<T>, losses.data, dlogits, logits, targets, dlosses, N,
+           V, dloss, ignore_index);
     if (mean || num_valid) mean_loss_naive(mean, num_valid, losses, targets, ignore_index, context);
 }
 
@@ -249,12 +249,13 @@ __device__ void ignore_row(float* loss, T* dx, int64_t V) {
 
 // Rows of logits and dlogits have their borders at the same elements, and at least one whole vector.
 constexpr Constraints rows_have_vectors{
-    "rows of at least 32 bytes, logits and dlogits alike aligned to 16", [](const Call& c) {
-        const auto past = [&](const char* name) {
-            return reinterpret_cast<uintptr_t>(c.operand(name).data) % 16;
-        };
-        const bool agree = !c.operand("dlogits").data || past("dlogits") == past("logits");
-        return agree && c["V"] * size_of(c.operand("logits").dtype) >= 2 * 16;
+    "rows of at least 32 bytes, logits and dlogits with the same stride and aligned to 16 alike",
+    [](const Call& c) {
+        const Tensor &logits = c.operand("logits"), &dlogits = c.operand("dlogits");
+        const auto past = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16; };
+        const bool agree =
+            !dlogits.data || (past(dlogits) == past(logits) && dlogits.stride[0] == logits.stride[0]);
+        return agree && c["V"] * size_of(logits.dtype) >= 2 * 16;
     }};
 
 // ---- vectorized: one pass for maximum and sum, one for the gradient
@@ -263,15 +264,15 @@ template <class T>
 __global__ void __launch_bounds__(max_threads_per_block)
     cross_entropy_vectorized_kernel(Dependent<float*> losses_, Dependent<T*> dlogits_,
                                     Dependent<const T*> logits_, Dependent<View<const int32_t, 1>> targets_,
-                                    Dependent<View<const float, 1>> dlosses_, int64_t V, float dloss,
-                                    int64_t ignore_index) {
+                                    Dependent<View<const float, 1>> dlosses_, int64_t V, int64_t stride,
+                                    float dloss, int64_t ignore_index) {
     const auto [losses, dlogits, logits, targets, dlosses] =
         wait(losses_, dlogits_, logits_, targets_, dlosses_);
     constexpr int at_once = 4;
     SoftmaxShared& shared = shared_memory<SoftmaxShared>();
     const int64_t n = blockIdx.x;
-    const T* row = logits + n * V;
-    T* drow = dlogits ? dlogits + n * V : nullptr;
+    const T* row = logits + n * stride;
+    T* drow = dlogits ? dlogits + n * stride : nullptr;
     const int target = targets(n), thread = threadIdx.x, step = at_once * blockDim.x;
     if (target == ignore_index) return ignore_row(losses + n, drow, V);
     const float at_target = float(row[target]);  // before it is overwritten
@@ -324,7 +325,8 @@ void cross_entropy_vectorized(View<float, 1> losses, View<T, 2> dlogits, View<fl
                               int64_t ignore_index, LaunchContext context) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
     launch(Grid(blocks_for(N, 1), context.threads, context.stream), cross_entropy_vectorized_kernel<T>,
-           losses.data, dlogits.data, logits.data, targets, dlosses, V, dloss, ignore_index);
+           losses.data, dlogits.data, logits.data, targets, dlosses, V, logits.stride[0], dloss,
+           ignore_index);
     if (mean || num_valid) mean_loss_one_block(mean, num_valid, losses, targets, ignore_index, context);
 }
 
@@ -380,8 +382,8 @@ template <class T, int in_registers>
 __global__ void __launch_bounds__(max_threads_per_block)
     cross_entropy_on_chip_kernel(Dependent<float*> losses_, Dependent<T*> dlogits_,
                                  Dependent<const T*> logits_, Dependent<View<const int32_t, 1>> targets_,
-                                 Dependent<View<const float, 1>> dlosses_, int64_t N, int64_t V, float dloss,
-                                 int64_t ignore_index, int in_lds) {
+                                 Dependent<View<const float, 1>> dlosses_, int64_t N, int64_t V,
+                                 int64_t stride, float dloss, int64_t ignore_index, int in_lds) {
     const auto [losses, dlogits, logits, targets, dlosses] =
         wait(losses_, dlogits_, logits_, targets_, dlosses_);
     SoftmaxShared& shared = shared_memory<SoftmaxShared>();
@@ -389,14 +391,14 @@ __global__ void __launch_bounds__(max_threads_per_block)
     uint4* lds = reinterpret_cast<uint4*>(dynamic_shared_memory()) + thread;  // read by this thread alone
     constexpr int beside = in_registers == wide_tile ? beside_wide_tile : 0;
     uint4 tile[in_registers];
-    const T* x = logits + blockIdx.x * V;  // the row whose vectors are loaded
+    const T* x = logits + blockIdx.x * stride;  // the row whose vectors are loaded
     RowShape shape = row_shape(x, V);
     x += shape.head;
 #pragma unroll
     for (int v = 0; v < in_registers; v++) tile[v] = load_logits<true>(x, v * step + thread, shape.vectors);
     for (int64_t n = blockIdx.x; n < N; n += gridDim.x) {
-        const T* row = logits + n * V;
-        T* drow = dlogits ? dlogits + n * V : nullptr;
+        const T* row = logits + n * stride;
+        T* drow = dlogits ? dlogits + n * stride : nullptr;
         const float edge = shape.edge < V ? float(row[shape.edge]) : -INFINITY;
         const int target = targets(n);
         const bool ignored = target == ignore_index;
@@ -447,7 +449,7 @@ __global__ void __launch_bounds__(max_threads_per_block)
         for (int v = 0; v < in_lds; v++)
             write((beside ? in_registers + v : v) * step + thread, lds[v * step]);
         const bool more = n + gridDim.x < N;  // no loads after the last row: this one is being written
-        x = logits + (more ? n + gridDim.x : n) * V;
+        x = logits + (more ? n + gridDim.x : n) * stride;
         shape = row_shape(x, V);
         x += shape.head;
         j = thread;
@@ -493,14 +495,15 @@ void cross_entropy_on_chip(View<float, 1> losses, View<T, 2> dlogits, View<float
     int64_t resident = device_properties().multiprocessors;
     if (N > resident) resident *= resident_blocks(kernel, row.threads, lds);
     launch(Grid(static_cast<unsigned>(std::min(N, resident)), row.threads, context.stream, lds), kernel,
-           losses.data, dlogits.data, logits.data, targets, dlosses, N, V, dloss, ignore_index, row.in_lds);
+           losses.data, dlogits.data, logits.data, targets, dlosses, N, V, logits.stride[0], dloss,
+           ignore_index, row.in_lds);
     if (mean || num_valid) mean_loss_one_block(mean, num_valid, losses, targets, ignore_index, context);
 }
 
 Operation cross_entropy(
     "cross_entropy<T: f32 bf16 f64, A: arithmetic(T)>"
-    "(losses: A[N], dlogits?: T[N,V] may_share(logits), mean?: A[] mean, num_valid?: A[];"
-    " logits: T[N,V], targets: i32[N] strided <V except(ignore_index), dlosses?: A[N] strided;"
+    "(losses: A[N], dlogits?: T[N,V] strided may_share(logits), mean?: A[] mean, num_valid?: A[];"
+    " logits: T[N,V] strided, targets: i32[N] strided <V except(ignore_index), dlosses?: A[N] strided;"
     " dloss: float {0.25, 1}, ignore_index: int {-100, 0, 5}) rows(N) empty(N)"
     " test(N=4, V=128256) test(N=1, V=131080) test(N=4, V=50003) test(N=3, V=40001)",
     "losses = logsumexp(logits) - logits[target], their mean, and the gradient of logits",

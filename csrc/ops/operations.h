@@ -536,6 +536,18 @@ inline void swiglu_forward_quantize(const Context& context, const SwigluForwardQ
     run_by_name<"swiglu_forward_quantize">(context, {call.out, call.transposed, call.amax, call.saturated, call.gate_up, call.scale}, {});
 }
 
+// out = the position of each token in its sequence
+struct TokenPositionsCall {
+    Required out;  // i32[B,T]
+    Tensor first = {};  // i32[B,T]
+    Tensor begin = {};  // i32[B]
+    Tensor end = {};  // i32[1]
+    Integer offset;
+};
+inline void token_positions(const Context& context, const TokenPositionsCall& call) {
+    run_by_name<"token_positions">(context, {call.out, call.first, call.begin, call.end}, {call.offset});
+}
+
 // scales of fp8 from the largest values, which begin anew
 struct UpdateScalesCall {
     Required scale;  // f32[P]

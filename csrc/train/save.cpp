@@ -26,8 +26,12 @@ int64_t bytes_of(const Tensors& tensors) {
 // A file of tensors whose data lies in a copy, one behind another.
 std::function<void(FileWriter&)> writing_copy(const std::vector<NamedTensor>& tensors, const char* copy) {
     return [tensors, copy](FileWriter& file) {
-        const SafetensorsWriter header(file, tensors);
-        file.write(copy, bytes_of(tensors));
+        SafetensorsWriter writer(file, tensors);
+        const char* from = copy;
+        for (const NamedTensor& each : tensors) {
+            writer.write(each, from);
+            from += each.tensor.bytes();
+        }
     };
 }
 
@@ -56,7 +60,8 @@ Tensors own_weights(const Trainer& t) {
     const Parameters& p = t.model.parameters;
     Tensors own;
     for (const Parameter& parameter : p.table)
-        if (writer_of(t, parameter) == t.ranks.own) own.push_back({parameter.name, p.weight(parameter)});
+        if (writer_of(t, parameter) == t.ranks.own)
+            own.push_back({parameter.name, p.weight(parameter), parameter.transposed});
     return own;
 }
 
@@ -74,7 +79,8 @@ void write_weights(Trainer& t, FileWriter& file) {
     };
     attempt([&] { writer.emplace(file, own); });
     visit_weights(t, [&](const Parameter& parameter, const Tensor& weight) {
-        if (writer_of(t, parameter) == t.ranks.own) attempt([&] { writer->write(weight); });
+        if (writer_of(t, parameter) == t.ranks.own)
+            attempt([&] { writer->write({parameter.name, weight, parameter.transposed}); });
     });
     if (error) std::rethrow_exception(error);
 }

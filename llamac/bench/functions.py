@@ -85,6 +85,22 @@ FUNCTIONS = {
         {"residual_rmsnorm_forward": ()},
         {"rmsnorm_backward": ("out",)},
     ),
+    "layernorm": Function(
+        ops.layernorm,
+        torch_ops.layernorm,
+        torch_ops.layernorm_inputs,
+        ("x", "weight", "bias"),
+        {"layernorm_forward": ()},
+        {"layernorm_backward": ("out", "bias", "dresidual")},
+    ),
+    "residual_layernorm": Function(
+        ops.residual_layernorm,
+        torch_ops.residual_layernorm,
+        torch_ops.residual_layernorm_inputs,
+        ("x", "residual", "weight", "bias"),
+        {"residual_layernorm_forward": ()},
+        {"layernorm_backward": ("out", "bias")},
+    ),
     "precompute_cis": Function(
         precompute_cis, torch_ops.precompute_cis, torch_ops.precompute_cis_inputs, (), {"precompute_cis": ()}
     ),
@@ -123,6 +139,15 @@ FUNCTIONS = {
         ("gate_up",),
         {"swiglu_forward": ()},
         {"swiglu_backward": ("out",)},
+    ),
+    "gelu": Function(
+        ops.gelu,
+        torch_ops.gelu,
+        torch_ops.gelu_inputs,
+        ("x", "bias"),
+        {"gelu_forward": ()},
+        {"gelu_backward": ("out",), "bias_backward": ()},
+        sizes={"K": "F"},
     ),
     "cross_entropy": Function(
         ops.cross_entropy,

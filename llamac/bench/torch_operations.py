@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
 from llamac import reference
@@ -46,6 +47,23 @@ def rmsnorm_inputs(c: Case) -> Inputs:
 
 def residual_rmsnorm_inputs(c: Case) -> Inputs:
     return rmsnorm_inputs(c) | {"residual": c.randn("N", "C")}
+
+
+def layernorm_inputs(c: Case) -> Inputs:
+    return rmsnorm_inputs(c) | {"bias": c.randn("C")}
+
+
+def residual_layernorm_inputs(c: Case) -> Inputs:
+    return {
+        "x": c.randn("N", "C"),
+        "residual": c.randn("N", "C"),
+        "weight": c.randn("C"),
+        "bias": c.randn("C"),
+    }
+
+
+def gelu_inputs(c: Case) -> Inputs:
+    return {"x": c.randn("N", "F"), "bias": c.randn("F")}
 
 
 def precompute_cis_inputs(c: Case) -> Inputs:
@@ -94,6 +112,8 @@ def linear_cross_entropy_inputs(c: Case) -> Inputs:
 
 rmsnorm = partial(reference.rmsnorm, eps=EPS)
 residual_rmsnorm = partial(reference.residual_rmsnorm, eps=EPS)
+layernorm = partial(reference.layernorm, eps=EPS)
+residual_layernorm = partial(reference.residual_layernorm, eps=EPS)
 attention = reference.attention
 linear_cross_entropy = reference.linear_cross_entropy
 
@@ -135,6 +155,10 @@ def linear(x, weight):
 def precompute_cis(position, frequency):
     angle = torch.outer(position, frequency.to(position.dtype))
     return torch.stack((angle.cos(), angle.sin()), -1)
+
+
+def gelu(x, bias):
+    return F.gelu(x + bias)
 
 
 def rope(x, cos, sin):

@@ -32,12 +32,15 @@ _ops = torch.ops.llamac
 # By their overloads: a name with several looks for the one that fits, in each call.
 _rmsnorm_forward = _ops.rmsnorm_forward.default
 _residual_rmsnorm_forward = _ops.residual_rmsnorm_forward.default
+_layernorm_forward = _ops.layernorm_forward.default
+_residual_layernorm_forward = _ops.residual_layernorm_forward.default
 _precompute_cis = _ops.precompute_cis.out
 _rope_forward = _ops.rope_forward.default
 _qk_norm_rope_forward = _ops.qk_norm_rope_forward.default
 _repeat_kv_forward = _ops.repeat_kv_forward.default
 _attention_forward = _ops.attention_forward.default
 _swiglu_forward = _ops.swiglu_forward.default
+_gelu_forward = _ops.gelu_forward.default
 _cross_entropy_forward = _ops.cross_entropy.default
 _cross_entropy_out = _ops.cross_entropy.out
 _linear_cross_entropy_forward = _ops.linear_cross_entropy.default
@@ -89,6 +92,29 @@ def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1
     if _autocasting(x):
         x, residual, weight = _widest(x, residual, weight)
     return _residual_rmsnorm_forward(x, residual, weight, eps)[:2]
+
+
+def layernorm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dimension (Ba et al., "Layer
+    Normalization", 2016).
+
+    x [..., C], weight and bias [C] -> [..., C].
+    """
+    if _autocasting(x):
+        x, weight, bias = _widest(x, weight, bias)
+    return _layernorm_forward(x, weight, bias, eps)[0]
+
+
+def residual_layernorm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """x + residual, and its layernorm, in one pass over memory.
+
+    x, residual [..., C], weight and bias [C] -> (sum, normalised), both [..., C].
+    """
+    if _autocasting(x):
+        x, residual, weight, bias = _widest(x, residual, weight, bias)
+    return _residual_layernorm_forward(x, residual, weight, bias, eps)[:2]
 
 
 def precompute_cis(
@@ -189,6 +215,19 @@ def swiglu(gate_up: Tensor) -> Tensor:
     gate_up [..., 2 F]: gate, then up -> [..., F].
     """
     return _swiglu_forward(gate_up)
+
+
+def gelu(x: Tensor, bias: Tensor | None = None, approximate: str = "none") -> Tensor:
+    """GELU of x + bias (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016): by the error function, or
+    with approximate="tanh" by its approximation.
+
+    x [..., F], bias [F] -> [..., F].
+    """
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"gelu: approximate is {approximate!r}, expected 'none' or 'tanh'")
+    if bias is not None and _autocasting(x):
+        x, bias = _widest(x, bias)
+    return _gelu_forward(x, bias, approximate == "tanh")
 
 
 def linear(
@@ -452,11 +491,14 @@ __all__ = [
     "DelayedScaling",
     "attention",
     "cross_entropy",
+    "gelu",
+    "layernorm",
     "linear",
     "linear_cross_entropy",
     "precompute_cis",
     "qk_norm_rope",
     "repeat_kv",
+    "residual_layernorm",
     "residual_rmsnorm",
     "rmsnorm",
     "rope",

@@ -32,7 +32,7 @@ CATEGORIES = {
     "loss": (0.90, ("cross_entropy", "linear_cross_entropy", "mean_loss", "argmax")),
     "quantisation": (0.90, ("quantize", "update_scales")),
     "optimizer": (0.90, ("adamw", "global_norm")),
-    "embedding": (0.90, ("embedding",)),
+    "embedding": (0.90, ("embedding", "token_positions")),
     "verification": (0.90, ("hash",)),
     "initial weights": (0.50, ("fill_normal",)),
     "communication": (

@@ -1,6 +1,7 @@
 """--ops llamac: the model's operations and AdamW on llamac's kernels, with the reference's signatures."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ def llamac_operations(reference: Iterable[str]) -> dict[str, Callable]:
         return ops.cis_of_frequencies(T, table, factor, dtype)
 
     found = {name: getattr(ops, name) for name in reference if hasattr(ops, name)}
-    return found | {"precompute_cis": precompute_cis}
+    return found | {"precompute_cis": precompute_cis, "gelu_tanh": partial(ops.gelu, approximate="tanh")}
 
 
 def adamw_step(optimizer: Any, grads: list[Tensor], lr: float, norm: Tensor | None, grad_clip: float) -> None:

@@ -33,7 +33,10 @@ def directory(tmp_path_factory) -> Path:
     return write_directory(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module", params=["tied-gqa", "untied-mha", "scaled32", "windows", "qwen2", "qwen3"])
+SHAPES = ["tied-gqa", "untied-mha", "scaled32", "windows", "qwen2", "qwen3", "gpt2"]
+
+
+@pytest.fixture(scope="module", params=SHAPES)
 def shape(request, tmp_path_factory) -> Path:
     windows = request.param == "windows"
     config = json.loads((MODELS / f"{'tied-gqa' if windows else request.param}.json").read_text())

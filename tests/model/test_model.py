@@ -64,7 +64,7 @@ def test_losses_of_ten_updates_in_f32(build, states, tmp_path, model):
     np.testing.assert_allclose(ours["train.losses"], torch["train.losses"], rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("model", ["scaled8", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model", ["scaled8", "qwen2", "qwen3", "gpt2"])
 @pytest.mark.parametrize("recompute", RECOMPUTE)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_recomputation_changes_no_bit(build, states, tmp_path, model, dtype, recompute):
@@ -91,7 +91,7 @@ def test_logits_in_chunks(build, states, series, tmp_path, model, dtype, gradien
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("kind", ["reference", "naive", "kernels"])
-@pytest.mark.parametrize("model", ["scaled32", "wide-heads", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model", ["scaled32", "wide-heads", "qwen2", "qwen3", "gpt2"])
 def test_variants(build, chosen, states, series, tmp_path, model, kind, dtype):
     """The plain loops, which explain the operations, and the kernels compute the same model; in bf16 the one
     with wide heads on matrix cores.

@@ -87,6 +87,14 @@ CASES = {
         partial(reference.residual_rmsnorm, eps=EPS),
         (randn(2, 5, 96), randn(5, 2, 96).view(2, 5, 96), randn(96)),
     ),
+    "layernorm": Case(
+        ops.layernorm, partial(reference.layernorm, eps=EPS), (randn(2, 5, 96), randn(96), randn(96) + 1)
+    ),
+    "residual_layernorm": Case(
+        ops.residual_layernorm,
+        partial(reference.residual_layernorm, eps=EPS),
+        (randn(2, 5, 96), randn(5, 2, 96).view(2, 5, 96), randn(96), randn(96) + 1),
+    ),
     "rope": Case(lambda x: ops.rope(x, angles(x)), rope, (randn(2, 7, 4, 16),)),
     "rope-interleaved": Case(
         lambda x: ops.rope(x, angles(x), interleaved=True), lambda x: rope(x, True), (randn(2, 7, 4, 16),)
@@ -105,6 +113,8 @@ CASES = {
     "repeat_kv": Case(lambda x: ops.repeat_kv(x, 6), lambda x: reference.repeat_kv(x, 6), HEADS[1:2]),
     "attention": Case(lambda *x: ops.attention(*x, scale=SCALE), op_cases.attention, HEADS),
     "swiglu": Case(ops.swiglu, reference.swiglu, (randn(2, 5, 62),)),
+    "gelu": Case(ops.gelu, lambda x, bias: reference.gelu(x + bias), (randn(2, 5, 62), randn(62))),
+    "gelu-tanh": Case(partial(ops.gelu, approximate="tanh"), reference.gelu_tanh, (randn(2, 5, 62),)),
 } | {
     f"{name}-{reduction}": Case(
         lambda *x, f=ours, r=reduction: f(*x, reduction=r),

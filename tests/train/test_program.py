@@ -192,7 +192,7 @@ def test_resume_is_bitwise(train, data, tmp_path, precision):
     expect_bitwise_resume(train, data, tmp_path, **PRECISIONS[precision])
 
 
-@pytest.mark.parametrize("model", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("model", ["qwen2", "qwen3", "gpt2"])
 def test_resume_of_other_models(train, data, tmp_path, model):
     expect_bitwise_resume(train, data, tmp_path, model=ROOT / f"tests/models/{model}.json", dtype="bf16")
 

@@ -68,7 +68,13 @@ def test_the_losses_of_one_rank(train, data, tmp_path, alone, ranks):
 
 @pytest.mark.parametrize("ranks", ["2", "2 groups of 2"])
 @pytest.mark.parametrize(
-    "precision, model", [("bf16", "tied-gqa"), ("bf16-throughout", "qwen2"), ("bf16-throughout", "qwen3")]
+    "precision, model",
+    [
+        ("bf16", "tied-gqa"),
+        ("bf16-throughout", "qwen2"),
+        ("bf16-throughout", "qwen3"),
+        ("bf16-throughout", "gpt2"),
+    ],
 )
 def test_levels_have_the_same_bits(train, data, tmp_path, precision, model, ranks):
     """In bf16, where AdamW rounds at random, with recomputation and verified steps; and in another run."""
