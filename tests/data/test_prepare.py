@@ -4,7 +4,6 @@ bad input.
 
 import gzip
 import io
-import itertools
 import json
 import os
 import random
@@ -16,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_command import content, make, stop_at, tokens
 from run import ROOT, run_llamac
 
 from llamac.base.errors import InputError
-from llamac.data import command as tool
 from llamac.data import documents, hub, inputs, prepare, progress, read_bin, recipes, tokenizer
 
 RANKS = {bytes([i]): i for i in range(256)} | {b"ab": 256, b" the": 257}
@@ -41,18 +40,6 @@ def ranks(tmp_path_factory) -> Path:
 
 def lines(found: list[str], name: str = "text") -> bytes:
     return b"".join(json.dumps({"id": i, name: text}).encode() + b"\n" for i, text in enumerate(found))
-
-
-def make(*arguments: object) -> None:
-    tool.main([str(argument) for argument in arguments])
-
-
-def tokens(out: Path, split: str = "train") -> list[int]:
-    return [int(i) for path in sorted(out.glob(f"{split}_*.bin")) for i in read_bin(path).tokens]
-
-
-def content(out: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
 
 
 def stories(out: Path, split: str) -> list[str]:
@@ -139,8 +126,8 @@ def test_folders_and_patterns(tmp_path, ranks, capsys):
     (source / "sub" / "4.txt.gz").write_bytes(gzip.compress(found[4].encode()))
     (source / "sub" / "5.txt").write_bytes(b"\xef\xbb\xbf" + found[5].encode())  # the mark is no text
     bad = {"x": b"\xff\xfe", "y": b"a\0b", "z": b"", "x.gz": b"text", ".hidden": b"hidden"}
-    for name, content in bad.items():
-        (source / name).write_bytes(content)
+    for name, raw in bad.items():
+        (source / name).write_bytes(raw)
     out = source / "out"
     for _ in range(2):  # what the first run left is no input
         make(source, "--tokenizer", ranks, "--out", out, "--val-fraction", 0, "--force")
@@ -264,20 +251,6 @@ def test_mix(tmp_path, ranks, monkeypatch, capsys):
     assert abs(share[100:] - 0.7).max() < 0.05
     given = {source["name"]: source["train_tokens"] for source in index["sources"]}
     assert given["web"] == int(sizes[web].sum())
-
-
-def stop_at(monkeypatch, stop: int, number: signal.Signals | None) -> None:
-    """A signal to this process at that step of the preparation; None: an exception."""
-    count, step = itertools.count(1), prepare.Run._step
-
-    def stopping(run, workers):
-        if next(count) == stop:
-            if number is None:
-                raise RuntimeError("crash")
-            os.kill(os.getpid(), number)
-        return step(run, workers)
-
-    monkeypatch.setattr(prepare.Run, "_step", stopping)
 
 
 @pytest.mark.parametrize("mix", [False, True])
