@@ -5,6 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from llamac.base.errors import InputError
+
 
 @dataclass
 class Piece:
@@ -22,12 +26,25 @@ class Piece:
 
 
 @dataclass
+class Ids:
+    """Token ids [n] of documents; where each document ends in them; `head`: the beginning of the first one
+    where it is in an earlier block; whether the last one ends here.
+    """
+
+    ids: np.ndarray
+    ends: np.ndarray
+    head: np.ndarray | None
+    is_whole: bool
+
+
+@dataclass
 class Block:
     """Content by kind: pieces: of Piece; jsonl: bytes of whole lines, of JSON lines or of the items of an
-    array; arrow: bytes in Arrow's stream format, of one column or of all. `first`: the line, item or row that
-    it begins with, from 1. `read`: bytes of the file so far, as it lies on disk. `skipped`: (path, line,
-    reason) of documents that are left out already. `after`: [index of the file, place in it], where the place
-    is a byte, an item, a row, a number of pieces, or, of a stream, its number of rows and its state.
+    array; arrow: bytes in Arrow's stream format, of one column or of all; ids: Ids. `first`: the line, item,
+    row or document that it begins with, from 1. `read`: bytes of the file so far, as it lies on disk.
+    `skipped`: (path, line, reason) of documents that are left out already. `after`: [index of the file, place
+    in it], where the place is a byte, an item, a row, a number of pieces, a document and a token, or, of a
+    stream, its number of rows and its state.
     """
 
     kind: str
@@ -82,6 +99,8 @@ def _without_nulls(value: Any) -> Any:
 
 def values(block: Block, name: str | None) -> Iterator[tuple[int, Any, str]]:
     """(line or row, value of the field or the whole row, "" or the reason for none) of each document."""
+    if block.kind == "ids":
+        raise InputError(f"{block.path}: expected text, found token ids of Megatron")
     if block.kind == "arrow":
         yield from _table_values(block, name)
         return

@@ -2,7 +2,8 @@
 
 INPUT is a list of files, folders, patterns, - (standard input), hub:NAME[:CONFIG] (a data set of the Hugging
 Face hub), or names of the list below. Formats are text, JSON lines, Parquet and Arrow, also compressed (.gz,
-.zst), and folders that the datasets library wrote. docs/training.md, "Your own text", explains every flag.
+.zst), folders that the datasets library wrote, and data sets of Megatron-LM (the prefix of .bin and .idx).
+docs/training.md, "Your own text", explains every flag.
 """
 
 import argparse
@@ -18,12 +19,14 @@ from typing import Any
 
 from llamac.base.arguments import Parser, check_least
 from llamac.base.errors import InputError
-from llamac.data import hub, prepare, recipes, tokenizer
+from llamac.data import hub, megatron, prepare, recipes, tokenizer
 from llamac.data.block import values
 from llamac.data.documents import Reading, blocks, choose_field
+from llamac.data.encode import UnknownTokenizer
 from llamac.data.inputs import KINDS, find
 from llamac.data.prepare import Run, Settings, Source
 from llamac.data.shards import PARTIAL, STATE
+from llamac.data.vocabulary import MOST_TOKENS
 from llamac.data.workers import cores
 
 VAL_FRACTION, SHARD_TOKENS = 0.05, 1 << 27
@@ -48,7 +51,12 @@ def _parser() -> Parser:
     add("--separator", metavar="S", help=what)
     which = parser.add_mutually_exclusive_group().add_argument
     which("--tokenizer", metavar="PATH|gpt2", help="tokenizer.json, directory of a model, rank file")
-    which("--vocab-size", type=int, metavar="N", help="train a tokenizer of N tokens on the text")
+    which(
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help="train a tokenizer of N tokens on the text; of Megatron's ids: there are N",
+    )
     parser.number("--val-fraction", f"share of documents to hold out by their hash; 0: none ({VAL_FRACTION})")
     parser.integer("--val-tokens", "hold out the first N tokens instead")
     add("--mix", nargs="+", metavar="NAME=X", help="shares of the training tokens, for example a=0.7 b=0.3")
@@ -64,9 +72,7 @@ def _check(a: argparse.Namespace) -> None:
     fraction = VAL_FRACTION if a.val_fraction is None else a.val_fraction
     if not 0 <= fraction < 1:
         raise InputError(f"--val-fraction: expected 0 to below 1, found {fraction:g}")
-    check_least(a, shard_tokens=1, workers=1, val_tokens=0)
-    if a.vocab_size is not None and a.vocab_size < 257:
-        raise InputError(f"--vocab-size: expected at least 256 bytes + 1, found {a.vocab_size}")
+    check_least(a, shard_tokens=1, workers=1, val_tokens=0, vocab_size=1)
     if not a.input and not a.dataset:
         raise InputError(
             "expected an input: files, folders, -, --dataset NAME, or " + ", ".join(recipes.RECIPES)
@@ -98,7 +104,7 @@ def _sources(a: argparse.Namespace, reading: Reading) -> list[Source]:
             found.append(Source(label, [hub.describe(dataset, a.split)], reading))
             continue
         files, refused = find(target, a.out, a.format, a.split)
-        rows = [file for file in files if file.kind != "text" and not file.once]
+        rows = [file for file in files if file.kind not in ("text", "megatron") and not file.once]
         field = choose_field(rows, a.field) if rows else reading.field
         if field != reading.field:
             print(f"{name}: the text is the field {field!r}")
@@ -154,6 +160,28 @@ def _tokenizer(a: argparse.Namespace, name: str) -> Any:
     if not named:
         raise InputError("expected --tokenizer PATH, or --vocab-size N to train one, found neither")
     return tokenizer.of_ranks(tokenizer.gpt2_ranks()) if named == "gpt2" else tokenizer.load(named)
+
+
+def _of_ids(a: argparse.Namespace, sources: list[Source], encoder: Any) -> Any:
+    """The tokenizer for the sources. Where --vocab-size stands for it: None if it is to be trained."""
+    files = [file for source in sources for file in source.files]
+    indexed = [file.path for file in files if file.kind == "megatron"]
+    if encoder is None and indexed:
+        if len(indexed) < len(files):
+            raise InputError(f"{indexed[0]}: expected --tokenizer, whose ids it has: there is text beside it")
+        if a.vocab_size > MOST_TOKENS:
+            raise InputError(f"--vocab-size: expected at most {MOST_TOKENS}, found {a.vocab_size}")
+        return UnknownTokenizer(a.vocab_size)
+    if encoder is None:
+        if a.vocab_size < 257:
+            raise InputError(f"--vocab-size: expected at least 256 bytes + 1, found {a.vocab_size}")
+        return None
+    marks = {encoder.bos, encoder.eos} - {None}
+    for path in indexed:
+        ids = megatron.first_document(path)
+        if len(ids) and marks and ids[0] != encoder.bos and ids[-1] not in marks:
+            print(f"{path}: documents have no bos or eos at their ends: --document-mask cannot find them")
+    return encoder
 
 
 @contextmanager
@@ -258,8 +286,9 @@ def main(arguments: list[str] | None = None) -> None:
         val_tokens = recipes.RECIPES[name].val_tokens if name and a.val_fraction is None else 0
     reading = Reading(a.field or "text", None, 0 if val_tokens else fraction, separator, cuttable)
     sources = _sources(a, reading)
+    encoder = _of_ids(a, sources, encoder)
     settings = Settings(a.out, a.workers, a.shard_tokens, val_tokens, a.strict)
-    print_ = prepare.fingerprint(settings, sources, encoder.hash if encoder else a.vocab_size)
+    print_ = prepare.fingerprint(settings, sources, a.vocab_size or encoder.hash)
     if not a.force and (index := prepare.is_made(a.out, print_)):
         _summary(a.out, index)
         print(f"{a.out}: already there")

@@ -16,7 +16,7 @@ import xxhash
 
 from llamac.base.errors import InputError, requires
 from llamac.base.files import flaw
-from llamac.data import hub
+from llamac.data import hub, megatron
 from llamac.data.block import Block, Piece, field_names, values
 from llamac.data.inputs import InputFile, Stream, open_seekable
 
@@ -53,8 +53,8 @@ class Reading:
     articles: bool = False
 
 
-def split_of(content: bytes, val_fraction: float) -> str:
-    """Of a document, by the hash of its text: the same text is always on the same side."""
+def split_of(content: bytes | memoryview, val_fraction: float) -> str:
+    """Of a document, by the hash of its text or ids: the same text is always on the same side."""
     return "val" if xxhash.xxh3_64_intdigest(content, seed=VAL_SEED) < val_fraction * 2**64 else "train"
 
 
@@ -367,12 +367,20 @@ def _streamed(
         yield Block("pieces", file.path, pieces, [number, state])
 
 
+# Token ids
+
+
+def _indexed(file: InputFile, how: Reading, document: int = 0, token: int = 0) -> Iterator[Block]:
+    return megatron.blocks(file.path, BLOCK_BYTES // 4, document, token)
+
+
 _READERS: dict[str, Callable[..., Iterator[Block]]] = {
     "jsonl": _lines,
     "json": _items,
     "parquet": _tables,
     "arrow": _tables,
     "hub": _streamed,
+    "megatron": _indexed,
 }
 
 

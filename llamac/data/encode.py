@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from llamac.data.block import Block, values
+from llamac.base.errors import InputError
+from llamac.data.block import Block, Ids, values
 from llamac.data.documents import BLOCK_BYTES, MOST_DOCUMENT, TOO_LONG, Reading, cut_text, split_of
 
 _BATCH = 1 << 18  # characters that are encoded together
@@ -16,11 +18,27 @@ MOST_NAMED = 20  # documents that are left out, per block
 class Encoder(Protocol):
     """The parts of a tokenizer that encode_block() uses."""
 
+    vocab_size: int
     bos: int | None
     eos: int | None
     cuttable: bool
 
     def encode_arrays(self, texts: list[str]) -> list[np.ndarray]: ...
+
+
+@dataclass(frozen=True)
+class UnknownTokenizer:
+    """Stands for the tokenizer of given ids of which only the number of ids is known."""
+
+    vocab_size: int
+    bos = eos = pad = None
+    hash = 0  # in shards: unknown
+    cuttable = True
+
+    def encode_arrays(self, texts: list[str]) -> list[np.ndarray]:
+        return [np.empty(0, np.int64) for _ in texts]
+
+    def write_beside_tokens(self, folder: Path) -> None: ...
 
 
 @dataclass
@@ -90,7 +108,11 @@ class _Batch:
 
 
 def encode_block(block: Block, how: Reading, encoder: Encoder, dtype: np.dtype) -> Encoded:
-    """The ids of a block's documents, between `bos` and `eos` where the tokenizer has them."""
+    """The ids of a block's documents, between `bos` and `eos` where the tokenizer has them; ids that the
+    block has already stay as they are.
+    """
+    if block.kind == "ids":
+        return _checked(block, how, encoder.vocab_size, dtype)
     batch = _Batch(encoder)
     kept: list[tuple[bool, bool, bool]] = []  # begins, ends, val
     none = np.empty(0)
@@ -118,6 +140,30 @@ def encode_block(block: Block, how: Reading, encoder: Encoder, dtype: np.dtype) 
     out.ends = np.cumsum([sum(map(len, part)) for part in parts], dtype=np.int64)
     flags = np.array(kept, bool).reshape(-1, 3)
     out.begins, out.last, out.val = flags[:, 0], flags[:, 1], flags[:, 2]
+    return out
+
+
+def _checked(block: Block, how: Reading, vocab_size: int, dtype: np.dtype) -> Encoded:
+    """The ids of a block, which has them already. Raises InputError for one that the tokenizer lacks."""
+    held: Ids = block.content
+    wrong = (held.ids < 0) | (held.ids >= vocab_size)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        document = block.first + int(np.searchsorted(held.ends, at, "right"))
+        expected = f"ids of the tokenizer, 0 to {vocab_size - 1}"
+        raise InputError(f"{block.path}: document {document}: expected {expected}, found {held.ids[at]}")
+    words = held.ids.astype("<u4")  # the side of a document does not depend on the type of its ids
+    begins = np.concatenate([[0], held.ends[:-1]])
+    is_kept = held.ends > begins
+    sides = []
+    for i in np.flatnonzero(is_kept):
+        beginning = words[begins[i] : held.ends[i]] if i or held.head is None else held.head.astype("<u4")
+        sides.append(how.split or split_of(beginning.data, how.val_fraction))
+    whole = np.ones((2, len(is_kept)), bool)
+    whole[0, 0], whole[1, -1] = held.head is None, held.is_whole
+    out = Encoded(held.ids.astype(dtype), held.ends[is_kept], np.array(sides) == "val", *whole[:, is_kept])
+    for i in np.flatnonzero(~is_kept):
+        _leave_out(out, block.path, block.first + int(i), "empty")
     return out
 
 

@@ -1,8 +1,9 @@
 """Inputs of `llamac data`: files, folders, patterns and standard input, plain or compressed.
 
 The suffix of a name gives the format: .jsonl, .jsonlines, .ndjson and .json (JSON lines or an array, as they
-begin), .parquet, .arrow, .feather. Tables of other formats are refused; anything else is text. A further
-suffix .gz or .zst means compression. A folder that `datasets` wrote is read by its own list of files.
+begin), .parquet, .arrow, .feather, and .bin with .idx, a data set of Megatron-LM, also named by the prefix of
+both. Tables of other formats are refused; anything else is text. A further suffix .gz or .zst means
+compression. A folder that `datasets` wrote is read by its own list of files.
 """
 
 import codecs
@@ -22,12 +23,14 @@ from typing import IO, BinaryIO
 
 from llamac.base.errors import InputError, requires
 from llamac.base.files import Kind, open_file, read_json
+from llamac.data import megatron
 
-KINDS = ("text", "jsonl", "json", "parquet", "arrow")
+KINDS = ("text", "jsonl", "json", "parquet", "arrow", "megatron")
 PACKINGS = {".gz": "gz", ".zst": "zst", ".zstd": "zst"}
 _ENDINGS = {
     **dict.fromkeys((".jsonl", ".jsonlines", ".ndjson"), "jsonl"),
     **{".json": "json", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"},
+    **dict.fromkeys((".bin", ".idx"), "megatron"),
 }
 _TABLES = {".csv": "CSV", ".tsv": "TSV", ".xls": "Excel", ".xlsx": "Excel", ".ods": "OpenDocument"}
 # The first bytes of files, by which they are known under any name.
@@ -223,6 +226,10 @@ def describe(path: str, kind: str = "auto") -> InputFile:
         raise InputError(
             f"{path}: expected text, JSON lines, Parquet or Arrow, found {_TABLES[ending]}: {help}"
         )
+    if found == "megatron":
+        if packing:
+            raise InputError(f"{path}: expected Megatron's .bin and .idx unpacked, found {_NAMES[packing]}")
+        return InputFile(megatron.find(path), found)
     file = InputFile(path, found, packing)
     _check_signature(file)
     if kind == "auto" and found in ("json", "jsonl"):
@@ -235,6 +242,8 @@ def describe(path: str, kind: str = "auto") -> InputFile:
 
 
 def _describe_stdin(kind: str) -> InputFile:
+    if kind == "megatron":
+        raise InputError("-: expected the prefix of Megatron's .bin and .idx, found standard input")
     beginning = sys.stdin.buffer.peek(64)[:64]  # type: ignore
     packing = {"gzip": "gz", "Zstandard": "zst"}.get(_signature(beginning), "")
     if kind == "auto" and packing:
@@ -268,6 +277,8 @@ def _folder(folder: Path, out: Path, kind: str) -> tuple[list[InputFile], list[t
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if hidden or not path.is_file() or out in path.resolve().parents:
             continue
+        if path.suffix == ".bin" and path.with_suffix(".idx").exists():
+            continue  # the .idx stands for both
         try:
             files.append(replace(describe(str(path), kind), optional=True))
         except InputError as error:
@@ -293,7 +304,9 @@ def find(name: str, out: Path, kind: str = "auto", split: str = "train"):
         return files, refused
     if path.exists():
         return [describe(name, kind)], []
+    if os.path.exists(name + ".bin") or os.path.exists(name + ".idx"):
+        return [describe(name + ".idx", kind)], []
     matches = sorted(found for found in glob.glob(name, recursive=True) if os.path.isfile(found))
     if not matches:
         raise InputError(f"{name}: no such file or folder, and no pattern that matches a file")
-    return [describe(match, kind) for match in matches], []
+    return list(dict.fromkeys(describe(match, kind) for match in matches)), []

@@ -25,6 +25,7 @@ from llamac.data.block import Block
 from llamac.data.documents import Reading, blocks
 from llamac.data.encode import MOST_NAMED, Encoded, Encoder, encode_block
 from llamac.data.inputs import InputFile
+from llamac.data.megatron import index_path
 from llamac.data.progress import Progress
 from llamac.data.shards import FORMAT, INDEX, PARTIAL, STATE, ShardWriter, write_json
 from llamac.data.tokenizer_json import SETTINGS
@@ -368,7 +369,8 @@ def _identity(file: InputFile) -> list[Any]:
     if file.once:
         return [file.path, os.getpid(), time.time()]  # no later input is known to be the same
     status = os.stat(file.path)
-    return [os.path.abspath(file.path), file.kind, status.st_size, status.st_mtime_ns]
+    index = [os.stat(index_path(file.path)).st_mtime_ns] if file.kind == "megatron" else []
+    return [os.path.abspath(file.path), file.kind, status.st_size, status.st_mtime_ns, *index]
 
 
 def load_state(out: Path, expected: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import random
+import struct
 import sys
 import tarfile
 import tempfile
@@ -143,6 +144,9 @@ def _data_files() -> Iterator[tuple[str, Files]]:
     state = {"_data_files": [{"filename": "data.arrow"}]}
     saved = {"dataset_dict.json": _dumped({"splits": ["train", "test"]}), "train/state.json": _dumped(state)}
     saved |= {"train/dataset_info.json": b"{}", "train/data.arrow": _columns("stream")}
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 3, 3)  # two documents, of one and two sequences
+    index = header + struct.pack("<3i3q3q", 2, 3, 4, 0, 4, 10, 0, 1, 3)
+    yield "megatron", {"a.bin": bytes([7, 0] * 9), "a.idx": index}
     yield "datasets", {f"d/{name}": content for name, content in saved.items()}
 
 
