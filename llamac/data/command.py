@@ -60,6 +60,7 @@ def _parser() -> Parser:
     parser.number("--val-fraction", f"share of documents to hold out by their hash; 0: none ({VAL_FRACTION})")
     parser.integer("--val-tokens", "hold out the first N tokens instead")
     add("--mix", nargs="+", metavar="NAME=X", help="shares of the training tokens, for example a=0.7 b=0.3")
+    parser.integer("--mix-tokens", "size of the mix; sources begin again (else it ends where the first does)")
     parser.integer("--shard-tokens", "largest number of tokens per file", SHARD_TOKENS)
     parser.integer("--workers", "number of processes; does not change the result", cores())
     parser.switch("--strict", "stop at the first unreadable document")
@@ -72,7 +73,9 @@ def _check(a: argparse.Namespace) -> None:
     fraction = VAL_FRACTION if a.val_fraction is None else a.val_fraction
     if not 0 <= fraction < 1:
         raise InputError(f"--val-fraction: expected 0 to below 1, found {fraction:g}")
-    check_least(a, shard_tokens=1, workers=1, val_tokens=0, vocab_size=1)
+    check_least(a, shard_tokens=1, workers=1, val_tokens=0, vocab_size=1, mix_tokens=1)
+    if a.mix_tokens and not a.mix:
+        raise InputError("--mix-tokens: expected --mix NAME=SHARE, found none")
     if not a.input and not a.dataset:
         raise InputError(
             "expected an input: files, folders, -, --dataset NAME, or " + ", ".join(recipes.RECIPES)
@@ -110,16 +113,16 @@ def _sources(a: argparse.Namespace, reading: Reading) -> list[Source]:
             print(f"{name}: the text is the field {field!r}")
         found.append(Source(name, files, replace(reading, field=field), refused=refused))
     if a.mix:
-        return _mixed(found, a.mix)
+        return _mixed(found, a)
     only = [file for source in found for file in source.files]
     if len(only) == 1 and only[0].kind == "text" and not reading.separator and not found[0].reading.separator:
         found[0].reading = replace(found[0].reading, stretches=True)
     return found
 
 
-def _mixed(sources: list[Source], mix: list[str]) -> list[Source]:
+def _mixed(sources: list[Source], a: argparse.Namespace) -> list[Source]:
     weights: dict[str, float] = {}
-    for entry in mix:
+    for entry in a.mix:
         name, _, text = entry.rpartition("=")
         try:
             weights[name] = float(text)
@@ -132,6 +135,8 @@ def _mixed(sources: list[Source], mix: list[str]) -> list[Source]:
         raise InputError(
             f"--mix: expected a share of each of {', '.join(trained)}, found {', '.join(weights)}"
         )
+    if a.mix_tokens and any(file.once for source in sources for file in source.files):
+        raise InputError("--mix-tokens: expected files, which can be repeated, found standard input")
     total = sum(weights.values())
     for source in sources:
         source.weight = weights[source.name] / total if source.name in weights else None
@@ -284,10 +289,12 @@ def main(arguments: list[str] | None = None) -> None:
     val_tokens = a.val_tokens
     if val_tokens is None:
         val_tokens = recipes.RECIPES[name].val_tokens if name and a.val_fraction is None else 0
+    if a.mix_tokens and val_tokens:
+        raise InputError("--mix-tokens: expected --val-fraction, found --val-tokens, which would be repeated")
     reading = Reading(a.field or "text", None, 0 if val_tokens else fraction, separator, cuttable)
     sources = _sources(a, reading)
     encoder = _of_ids(a, sources, encoder)
-    settings = Settings(a.out, a.workers, a.shard_tokens, val_tokens, a.strict)
+    settings = Settings(a.out, a.workers, a.shard_tokens, val_tokens, a.strict, a.mix_tokens or 0)
     print_ = prepare.fingerprint(settings, sources, a.vocab_size or encoder.hash)
     if not a.force and (index := prepare.is_made(a.out, print_)):
         _summary(a.out, index)

@@ -68,19 +68,39 @@ class Source:
 
 @dataclass
 class Settings:
-    """Of a run. val_tokens: the first tokens are validation, whatever their documents."""
+    """Of a run. val_tokens: the first tokens are validation, whatever their documents. mix_tokens: a mix has
+    so many training tokens, and sources begin again; 0: it ends with the first that has no more documents.
+    """
 
     out: Path
     workers: int
     shard_tokens: int
     val_tokens: int = 0
     strict: bool = False
+    mix_tokens: int = 0
+
+
+def _rounds(source: Source, start: list[Any]) -> Iterator[Block]:
+    """The blocks of a source from `start` on, again and again. The index of a file goes on counting, with one
+    for the end of each round."""
+    files = len(source.files) + 1
+    done, index = divmod(start[0], files)
+    place = start[1:]
+    while True:
+        is_empty = index == 0
+        for block in blocks(source.files, source.reading, [index, *place]):
+            is_empty = False
+            block.after[0] += done * files
+            yield block
+        if is_empty:
+            return
+        done, index, place = done + 1, 0, []
 
 
 class _Feed:
     """A source while it is read: the blocks of the workers in order, and the progress in the first one."""
 
-    def __init__(self, source: Source, state: dict[str, Any]):
+    def __init__(self, source: Source, state: dict[str, Any], repeats: bool):
         self.source = source
         self.after: list[Any] = state.get("after", [0])
         self.used: int = state.get("used", 0)  # pieces of the first block that are written
@@ -89,13 +109,16 @@ class _Feed:
         self.given: int = state.get("given", 0)  # training tokens
         self.documents: int = state.get("documents", 0)
         self.more = True
-        self.blocks = blocks(source.files, source.reading, self.after)
+        once = blocks(source.files, source.reading, self.after)
+        self.blocks = once if source.weight is None or not repeats else _rounds(source, self.after)
         self.waiting: deque[tuple[int, Block]] = deque()
         self._bytes = np.cumsum([0, *(file.bytes or 0 for file in source.files)])
 
     def bytes_read(self) -> int:
         """Of the files as they lie there, up to what is written."""
-        return int(self._bytes[self.after[0]]) + (self.waiting[0][1].read if self.waiting else 0)
+        done, index = divmod(self.after[0], len(self._bytes))
+        read = self.waiting[0][1].read if self.waiting else 0
+        return int(done * self._bytes[-1] + self._bytes[index]) + read
 
     def state(self) -> dict[str, Any]:
         names = ("after", "used", "counted", "open", "given", "documents")
@@ -124,7 +147,7 @@ class Run:
         self.left_out: Counter = Counter(state.get("left_out", {}))
         self.text_bytes: int = state.get("text_bytes", 0)
         feeds = state.get("feeds", [{}] * len(sources))
-        self.feeds = [_Feed(source, feed) for source, feed in zip(sources, feeds)]
+        self.feeds = [_Feed(*each, settings.mix_tokens > 0) for each in zip(sources, feeds)]
         self._results: dict[int, Encoded] = {}
         self._sent = self._named = 0
         self._ended_by = ""
@@ -139,7 +162,7 @@ class Run:
         self.encoder.encode_arrays(["a"])  # what it prepares once, the workers share
         work = _Work(self.sources, self.encoder, self.dtype)
         workers = Workers(self.settings.workers, work)
-        total = _total_bytes(self.sources)
+        total = None if self.settings.mix_tokens else _total_bytes(self.sources)
         progress = Progress(total, self._bytes_read(), self._tokens())
         try:
             while self._step(workers):
@@ -203,7 +226,10 @@ class Run:
         mixed = [feed for feed in self.feeds if feed.source.weight is not None]
         total = sum(feed.given for feed in mixed)
         behind = [(feed.source.weight or 0) * total - feed.given for feed in mixed]
-        feed = next((feed for feed in left if feed.open), mixed[int(np.argmax(behind))])
+        open_feed = next((feed for feed in left if feed.open), None)
+        if self.settings.mix_tokens and total >= self.settings.mix_tokens and not open_feed:
+            return None
+        feed = open_feed or mixed[int(np.argmax(behind))]
         if feed not in left:
             self._ended_by = feed.source.name
             return None
@@ -213,7 +239,10 @@ class Run:
 
     def _take(self, feed: _Feed, found: Encoded, block: Block) -> None:
         """Write a block's pieces: all of them, or with a mix one document."""
-        if not feed.counted:
+        again = block.after[0] > len(feed.source.files)
+        if again and not feed.given:
+            raise InputError(f"{feed.source.name}: expected training documents to repeat, found none")
+        if not feed.counted and not again:
             self._count_left_out(found)
             feed.counted = True
         mixed = feed.source.weight is not None
@@ -222,8 +251,9 @@ class Run:
             lasts = np.flatnonzero(found.last[begin:])
             end = begin + int(lasts[0]) + 1 if len(lasts) else end
         shards = [len(writer.shards) for writer in self.writers.values()]
-        feed.given += self._write(found, begin, end)
-        feed.documents += int(found.begins[begin:end].sum())
+        if not (again and found.val[begin:end].any()):  # validation is not repeated
+            feed.given += self._write(found, begin, end)
+            feed.documents += int(found.begins[begin:end].sum())
         feed.open = not bool(found.last[end - 1]) if end > begin else feed.open
         feed.used = end
         if end == len(found.ends):
@@ -360,6 +390,7 @@ def fingerprint(settings: Settings, sources: list[Source], tokenizer: Any) -> st
         for source in sources
     ]
     value = [FORMAT, inputs, tokenizer, settings.shard_tokens, settings.val_tokens]
+    value += [settings.mix_tokens] if settings.mix_tokens else []
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 

@@ -1,5 +1,6 @@
 """llamac data: data sets of Megatron-LM. The last test compares write() with megatron-core, if installed."""
 
+import io
 import json
 import signal
 from pathlib import Path
@@ -67,7 +68,7 @@ MIX = ["--mix", "a=30", "b=70"]
 
 @pytest.mark.parametrize(
     "mix, stop, crash",
-    [([], 20, False), (MIX, 60, True)],
+    [([], 20, False), (MIX, 60, True), ([*MIX, "--mix-tokens", 30_000], 700, False)],
 )
 def test_stopped_and_continued(tmp_path, monkeypatch, mix, stop, crash):
     """Also within documents of several blocks, which stay on one side."""
@@ -86,6 +87,28 @@ def test_stopped_and_continued(tmp_path, monkeypatch, mix, stop, crash):
     train, val = (cut(tokens(tmp_path / "o", split)) for split in ("train", "val"))
     assert set(train) | set(val) <= known and not set(train) & set(val) and train and val
     assert mix or set(train) | set(val) == known
+
+
+def test_a_mix_repeats_sources(tmp_path, capsys):
+    """With --mix-tokens, shares of the tokens hold to the end, and validation is not repeated."""
+    first, second = ids(SIZES[:40], 1, 60), [document + 60 * (document > 0) for document in ids(SIZES, 2, 60)]
+    named = [f"a={write(tmp_path / 'a', first)}", f"b={write(tmp_path / 'b', second)}"]
+    flags = [*named, "--vocab-size", 200, "--out", tmp_path / "o", "--mix", "a=3", "b=1"]
+    make(*flags, "--mix-tokens", 10_000)
+    train, val = (cut(tokens(tmp_path / "o", split)) for split in ("train", "val"))
+    size = sum(map(len, train))
+    of_first = [document for document in train if document[0] < 61 and len(document) > 1]
+    assert 10_000 <= size < 10_061 and abs(sum(map(len, of_first)) / size - 0.75) < 0.01
+    once = list(dict.fromkeys(of_first))
+    assert len(of_first) > 3 * len(once) and of_first == (once * 20)[: len(of_first)]
+    assert len(val) == len(set(val)) > 0
+    sources = json.loads((tmp_path / "o" / "index.json").read_text())["sources"]
+    assert sum(source["documents"] for source in sources) == len(train) + len(val)
+    make(*flags)
+    assert "mix: ended where a had no more documents" in capsys.readouterr().out
+    assert sum(map(len, cut(tokens(tmp_path / "o")))) < 10_000
+    with pytest.raises(InputError, match="a: expected training documents to repeat, found none"):
+        make(*flags, "--mix-tokens", 10_000, "--val-fraction", 0.999)
 
 
 def test_a_tokenizer(tmp_path, capsys):
@@ -160,6 +183,15 @@ def test_damaged_files(tmp_path, monkeypatch, name):
         ("a --vocab-size 8388608", "--vocab-size: expected at most 4194304, found 8388608"),
         ("a --vocab-size 20", "a.bin: document 1: expected ids of the tokenizer, 0 to 19, found"),
         ("a --vocab-size 200 --mix a=-1", "--mix a=-1: expected NAME=SHARE with a share above 0"),
+        ("a --vocab-size 200 --mix-tokens 9", "--mix-tokens: expected --mix NAME=SHARE"),
+        (
+            "a=- --vocab-size 200 --mix a=1 --mix-tokens 9",
+            "--mix-tokens: expected files, which can be repeated",
+        ),
+        (
+            "a --vocab-size 200 --mix a=1 --mix-tokens 9 --val-tokens 9",
+            "--mix-tokens: expected --val-fraction",
+        ),
         ("- --format megatron --vocab-size 200", "-: expected the prefix of Megatron's .bin and .idx"),
         ("wikitext-2 --local a --vocab-size 200", "a.bin: expected text, found token ids of Megatron"),
     ],
@@ -168,6 +200,7 @@ def test_bad_arguments(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     write(Path("a"), ids([30]))
     Path("b.txt").write_text("text")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(b"text"))))
     with pytest.raises(InputError, match=message) as error:
         make(*arguments.split(), "--out", "o")
     assert not Path("o").exists() and "\n" not in str(error.value)
