@@ -127,8 +127,6 @@ inline const Instantiation* reference_for(const Operation& op, const std::vector
 }
 // The same in the type of the arithmetic, then rounded to nearest where storage is narrower.
 inline bool nearest_rounding(const Call& c, Launch launch) {
-    const bool seeded = std::any_of(c.op->operands.begin(), c.op->operands.end(),
-                                    [](const Operand& o) { return o.random >= 0; });
     std::vector<Tensor> wide(c.tensor, c.tensor + c.op->operands.size());
     std::vector<Memory> memory(wide.size());
     bool changed = false;
@@ -141,7 +139,7 @@ inline bool nearest_rounding(const Call& c, Launch launch) {
             changed = true;
         }
     const Instantiation* entry = reference_for(*c.op, wide);
-    if (!seeded || !changed || !entry) return launch(c), false;
+    if (!changed || !entry) return launch(c), false;
     entry->launch({c.op, wide.data(), c.scalar, c.size, c.launch});
     for (int i = 0; i < c.op->outputs; i++)
         for (int64_t e = 0; c.tensor[i].data && e < wide[i].elements(); e++)
@@ -152,19 +150,21 @@ inline bool nearest_rounding(const Call& c, Launch launch) {
 struct Fault {
     const char* name;
     bool (*run)(const Call&, Launch);
+    // Whether an operand can show it; all cases of the other operations would be run in vain.
+    bool (*shows)(const Operand&) = [](const Operand&) { return true; };
 };
 inline const std::vector<Fault> faults = {
     {"swapped-index", swapped_index},
-    {"missing-accumulate", missing_accumulate},
+    {"missing-accumulate", missing_accumulate, [](const Operand& o) { return o.accumulated(); }},
     {"dropped-tail", dropped_tail},
     {"overrun", overrun},
     {"nan-left", nan_left},
     {"changed-input", changed_input},
-    {"ignored-strides", ignored_strides},
+    {"ignored-strides", ignored_strides, [](const Operand& o) { return o.strided; }},
     {"low-precision", low_precision},
     {"unrepeatable", unrepeatable},
     {"thread-dependent", depends_on_threads},
-    {"nearest-rounding", nearest_rounding},
+    {"nearest-rounding", nearest_rounding, [](const Operand& o) { return o.random >= 0; }},
 };
 inline const Fault* injected = nullptr;
 inline bool injected_matters = false;  // whether the fault has made a difference since this was reset
@@ -173,9 +173,10 @@ inline void launch_fault(const Call& c) {
     const std::vector<Tensor> tensors(c.tensor, c.tensor + c.op->operands.size());
     injected_matters |= injected->run(c, reference_for(*c.op, tensors)->launch);
 }
-// A variant "fault" of every operation, for all types of the reference.
+// A variant "fault" of every operation that can show it, for all types of the reference.
 inline void inject() {
     for (const Operation* op : operations()) {
+        if (std::none_of(op->operands.begin(), op->operands.end(), injected->shows)) continue;
         Operation& o = find_operation(op->name);
         for (const Variant& v : std::vector<Variant>(o.variants)) {
             if (std::strcmp(v.name, "reference") != 0) continue;
