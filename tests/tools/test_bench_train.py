@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT
-from run import run_llamac
 
 import llamac
 from llamac.base.errors import InputError
 from llamac.base.version import provenance
-from llamac.bench import hf, training
+from llamac.bench import command, hf, peers, training
 from llamac.data import Loader, write_bin
 from llamac.report.plot import read_log
 from llamac.training.options import parse
@@ -186,19 +186,17 @@ def test_peers_are_more_programs(fake, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("program", ["script", "hf", "patched --lora 4"])
-def test_a_peer_trains(program, tmp_path):
+def test_a_peer_trains(program, tmp_path, monkeypatch):
     """Without its compiler, and without Liger, whose part is in the place of a loss of the same value."""
-    package = tmp_path / "liger_kernel/transformers"
-    package.mkdir(parents=True)
-    (tmp_path / "liger_kernel/__init__.py").touch()
-    (package / "__init__.py").write_text("def apply_liger_kernel_to_llama(**parts): pass\n")
+    liger = SimpleNamespace(apply_liger_kernel_to_llama=lambda **parts: None)
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", liger)
     log = tmp_path / "log.jsonl"
     flags = "--batch-size 2 --seq-len 32 --steps 3 --lr 1e-2 --dtype f32 --warmup-steps 0 --model tiny"
     write_bin(tmp_path / "tokens.bin", np.arange(500, dtype=np.uint32), 4096)
     flags += f" --train-data {tmp_path}/tokens.bin"
-    command = [*training.PEER, *program.split(), *flags.split(), "--log", log]
-    environment = os.environ | {"TORCH_COMPILE_DISABLE": "1", "PYTHONPATH": str(tmp_path)}
-    subprocess.run(command, env=environment, check=True, capture_output=True, cwd=ROOT)
+    monkeypatch.setattr("sys.argv", ["peers", *program.split(), *flags.split(), "--log", str(log)])
+    with torch.compiler.set_stance("force_eager"):
+        peers.main()
     events = read_log(log)
     assert [event["step"] for event in events] == [1, 2, 3]
     assert all(8 < event["loss"] < 9 and event["tokens_per_s"] > 0 for event in events)
@@ -344,19 +342,20 @@ def test_hf_runs_that_differ(change, said):
     assert ("NOT COMPARABLE: " in text) == bool(said)
 
 
-def hf_bench(folder: Path, build: Path, *words: str) -> tuple[str, list[dict]]:
+def hf_bench(folder: Path, build: Path, capsys, *words: str) -> tuple[str, list[dict]]:
     """The markdown and the runs of `llamac bench --hf` on small batches."""
     small = ["--batch-size", "1", "--seq-len", "32", "--rounds", "1", "--steps", "2", "--warm-up", "1"]
-    line = ["bench", "--hf", *small, "--program", build / "train_llama3", "--out", folder, *words]
-    text = run_llamac(*line).stdout
+    line = ["--hf", *small, "--program", f"{build}/train_llama3", "--out", str(folder), *words]
+    assert command.main(line) == 0
+    text = capsys.readouterr().out
     assert text == (folder / "bench-hf.md").read_text()
     return text, json.loads((folder / "bench-hf.json").read_text())["runs"]
 
 
 @pytest.mark.program
-def test_hf(build, gpu, tmp_path):
+def test_hf(build, gpu, tmp_path, capsys):
     """The program and Hugging Face begin with the same loss, which needs the same weights and batch."""
-    text, found = hf_bench(tmp_path, build, "--only", "transformers,liger,llamac")
+    text, found = hf_bench(tmp_path, build, capsys, "--only", "transformers,liger,llamac")
     rows = {row[0]: row for row in cells(text)}
     assert rows["llamac"][-3] == rows["Hugging Face"][-3] == "1/1"
     if not find_spec("liger_kernel"):
@@ -366,8 +365,8 @@ def test_hf(build, gpu, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.program
-def test_hf_with_torch_compile(build, tmp_path):
-    _, found = hf_bench(tmp_path, build)
+def test_hf_with_torch_compile(build, tmp_path, capsys):
+    _, found = hf_bench(tmp_path, build, capsys)
     assert {"transformers", "compiled", "patched", "llamac"} <= {run["program"] for run in found}
     assert not any(run["failure"] for run in found) and (tmp_path / "bench-hf.png").exists()
 
