@@ -163,19 +163,33 @@ def test_a_module_that_is_missing(monkeypatch):
         native._read_facts()
 
 
+COMMANDS = """
+import json
+sys.modules["torch"] = None
+from llamac.__main__ import main
+for words in json.loads(sys.argv[1]):
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, words
+"""
+
+
 def test_commands_without_torch(tmp_path):
     """All but bench and lm-eval."""
-    model = write_directory(tmp_path / "model")
-    (tmp_path / "text.txt").write_text("the cat sat on the mat")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "the cat", "completion": " sat"}')
-    for words in (
-        ["generate", model, "--prompt", "the cat", "--tokens", 2],
-        ["finetune", model, tmp_path / "rows.jsonl", "--prepare", tmp_path / "tokens"],
-        ["generate", model, "--chat", "--prompt", "the cat", "--tokens", 2],
-        ["eval", model, "--text", tmp_path / "text.txt"],
-        ["export", "gguf", model, tmp_path / "model.gguf"],
-        ["data", tmp_path / "text.txt", "--tokenizer", model, "--out", tmp_path / "data"],
+    model = str(write_directory(tmp_path / "model"))
+    text, rows = str(tmp_path / "text.txt"), str(tmp_path / "rows.jsonl")
+    Path(text).write_text("the cat sat on the mat")
+    Path(rows).write_text('{"prompt": "the cat", "completion": " sat"}')
+    commands = [
+        ["generate", model, "--prompt", "the cat", "--tokens", "2"],
+        ["finetune", model, rows, "--prepare", str(tmp_path / "tokens")],
+        ["generate", model, "--chat", "--prompt", "the cat", "--tokens", "2"],
+        ["eval", model, "--text", text],
+        ["export", "gguf", model, str(tmp_path / "model.gguf")],
+        ["data", text, "--tokenizer", model, "--out", str(tmp_path / "data")],
         ["doctor"],
-    ):
-        said = run_alone("sys.modules['torch'] = None; from llamac.__main__ import main; main()", *words)
+    ]
+    said = run_alone(COMMANDS, json.dumps(commands))
     assert "ok    llamac._native: built without PyTorch, for " in said
