@@ -1,15 +1,15 @@
 """Runs of the program on packed files: resumed, verified, of several ranks; targets that do not count."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from launch import needs
-from run import ROOT, T, V, assert_same_state, events, flags, losses, reference_flags
+from run import T, V, assert_same_state, events, flags, losses, reference_flags
 
+import train_llama3 as ref
+from llamac.base.errors import InputError
 from llamac.data import write_bin
 from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
+from llamac.training.options import parse
 
 pytestmark = pytest.mark.program
 SHORT = {"val_every": 0, "checkpoint_every": 0, "document_mask": "on"}
@@ -75,7 +75,7 @@ def test_targets_none_of_which_count(train, tmp_path):
 
 def test_the_reference_refuses_them(packed_data, tmp_path):
     line = reference_flags(packed_data, tmp_path / "out", document_mask="on")
-    words = [sys.executable, "train_llama3.py", "--train", *line]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "only ./train_llama3 and llamac.Trainer train on them" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    with pytest.raises(
+        InputError, match=r"^[^\n]*only \./train_llama3 and llamac\.Trainer train on them[^\n]*$"
+    ):
+        ref.train(parse(line))

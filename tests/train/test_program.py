@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -38,6 +37,7 @@ from llamac.data.vocabulary import Vocabulary
 from llamac.data.vocabulary import write as write_vocabulary
 from llamac.model.config import load_config
 from llamac.report import plot
+from llamac.training.options import parse
 from llamac.training.weights import load_weights
 
 pytestmark = pytest.mark.program
@@ -290,9 +290,7 @@ def test_the_same_losses(train, data, tmp_path):
     more = {"steps": 10, "total_batch_size": 8 * T, "schedule": "wsd"}
     train(*flags(data, tmp_path / "c", **more, sample_every=10, sample_tokens=12))
     line = reference_flags(data, tmp_path / "python", **more)
-    subprocess.run(
-        [sys.executable, "train_llama3.py", "--train", *line], cwd=ROOT, check=True, capture_output=True
-    )
+    reference.train(parse(line))
     np.testing.assert_allclose(losses(tmp_path / "c"), losses(tmp_path / "python"), rtol=1e-5)
     logs = [timed_events(tmp_path / name) for name in ("c", "python")]
     ours, theirs = ([e for e in log if e["event"] == "step"] for log in logs)

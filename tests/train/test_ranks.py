@@ -147,11 +147,22 @@ def test_a_rank_that_fails_ends_the_others(data, tmp_path):
     assert "driver.py: this rank's disk is full" in done.stderr
 
 
-def test_bad_input_is_one_line(data, tmp_path):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_bad_input_is_one_line(data, tmp_path, monkeypatch, capsys, rank):
+    """Rank 0's; the other one waits for torchrun to end it."""
     line = run_flags(data, tmp_path / "out", total_batch_size=96)
-    done = torchrun(ROOT / "train_llama3.py", "--train", *line)
-    said = [text for text in done.stderr.splitlines() if text.startswith("train_llama3.py: ")]
-    assert done.returncode != 0 and len(said) == 1 and "devices = 64 tokens, found 96" in said[0]
+    waited: list[float] = []
+    for name, value in (("RANK", str(rank)), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("time.sleep", waited.append)
+    monkeypatch.setattr("os._exit", sys.exit)
+    monkeypatch.setattr("sys.argv", ["train_llama3.py", "--train", *line])
+    with pytest.raises(SystemExit) as end:
+        ref.run(ref.main)
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and waited == [60] * rank
+    assert said == "" if rank else said.endswith("found 96\n") and "devices = 64 tokens" in said
+    assert said.count("\n") == 1 - rank
 
 
 # Without processes: what a rank draws, rounds and starts from is its part of the whole
