@@ -1,12 +1,12 @@
-"""Llama's training as its users write it, for llamac.bench.training.
+"""The training of Llama and of GPT-2 as users write it, for llamac.bench.training.
 
 script        a plain PyTorch model (q/k/v and gate/up as one product each) under torch.compile
 torchao       the same, with torchao's float8 (--float8) in every linear layer but the head
-transformers  transformers' LlamaForCausalLM as it is
-liger         the same with all of Liger's kernels
+transformers  transformers' model as it is
+liger         the same with all of Liger's kernels; Llama's alone
 compiled      the same as transformers, under torch.compile
-hf            with Liger's fused linear and cross-entropy, its decoder under torch.compile
-patched       under llamac.patch
+hf            with Liger's fused linear and cross-entropy, its decoder under torch.compile; Llama's alone
+patched       under llamac.patch; Llama's alone
 
 Weights, gradients and moments have the type of --dtype and are rounded to nearest. The optimizer is
 torch.optim.AdamW(fused=True) after clipping at 1; attention is cuDNN's where it takes the shape. Batches are
@@ -27,6 +27,7 @@ from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from llamac.base.dtypes import torch_dtypes
+from llamac.base.errors import InputError
 from llamac.bench import harness
 from llamac.bench.training import PEERS, SEED
 from llamac.data.tokens import Loader
@@ -41,15 +42,20 @@ class Block(nn.Module):
     def __init__(self, c: Config):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        linear, C, rows = partial(nn.Linear, bias=False), c.hidden_size, self.heads * self.head_dim
-        self.attention_norm, self.mlp_norm = (nn.RMSNorm(C, eps=c.rms_norm_eps) for _ in range(2))
+        self.is_gpt2, self.approximate = c.has_positions, "tanh" if c.hidden_act == "gelu_new" else "none"
+        linear, C, rows = partial(nn.Linear, bias=self.is_gpt2), c.hidden_size, self.heads * self.head_dim
+        norm = nn.LayerNorm if self.is_gpt2 else nn.RMSNorm
+        self.attention_norm, self.mlp_norm = (norm(C, eps=c.rms_norm_eps) for _ in range(2))
         self.qkv = linear(C, rows + 2 * self.kv_heads * self.head_dim)
         self.out, self.down = linear(rows, C), linear(c.intermediate_size, C)
-        self.gate_up = linear(C, 2 * c.intermediate_size)
+        self.gate_up = linear(C, (1 if self.is_gpt2 else 2) * c.intermediate_size)
 
     def rotated(self, x: Tensor, cis: tuple[Tensor, Tensor]) -> Tensor:
-        """x [B,T,NH*HD] as heads [B,NH,T,HD], turned in f32."""
-        a, b = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2).float().chunk(2, -1)
+        """x [B,T,NH*HD] as heads [B,NH,T,HD], turned in f32 unless positions are learned."""
+        x = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        if self.is_gpt2:
+            return x
+        a, b = x.float().chunk(2, -1)
         cos, sin = cis
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
@@ -63,7 +69,10 @@ class Block(nn.Module):
         )
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.out(heads.transpose(1, 2).flatten(2))
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
+        gate_up = self.gate_up(self.mlp_norm(x))
+        if self.is_gpt2:
+            return x + self.down(F.gelu(gate_up, approximate=self.approximate))
+        gate, up = gate_up.chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
 
 
@@ -71,22 +80,25 @@ class Llama(nn.Module):
     def __init__(self, c: Config, recompute: bool):
         super().__init__()
         self.recompute, self.base, self.head_dim = recompute, c.rope_theta, c.head_dim
-        self.embedding, self.norm = (
-            nn.Embedding(c.vocab_size, c.hidden_size),
-            nn.RMSNorm(c.hidden_size, c.rms_norm_eps),
-        )
+        C, V, T = c.hidden_size, c.vocab_size, c.max_position_embeddings
+        self.embedding, self.positions = nn.Embedding(V, C), nn.Embedding(T, C) if c.has_positions else None
+        self.norm = (nn.LayerNorm if c.has_positions else nn.RMSNorm)(C, c.rms_norm_eps)
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.num_hidden_layers))
-        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        self.head = nn.Linear(C, V, bias=False)
         if c.tie_word_embeddings:
             self.head.weight = self.embedding.weight
-        for weight in self.parameters():
+        for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 nn.init.normal_(weight, std=c.initializer_range)
+            elif name.endswith("bias"):
+                nn.init.zeros_(weight)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         exponent = torch.arange(0, self.head_dim, 2, device=tokens.device) / self.head_dim
         angle = torch.outer(torch.arange(tokens.shape[1], device=tokens.device), self.base**-exponent)
         x, cis = self.embedding(tokens), (angle.cos(), angle.sin())
+        if self.positions is not None:
+            x = x + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = checkpoint(block, x, cis, use_reentrant=False) if self.recompute else block(x, cis)
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
@@ -103,9 +115,11 @@ def script(c: Config, recompute: bool, float8: str = "") -> tuple[nn.Module, Los
 
 
 def hugging_face(c: Config, recompute: bool, program: str, lora: int = 0) -> tuple[nn.Module, Loss]:
-    from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    if c.model_type == "gpt2" and program not in ("transformers", "compiled"):
+        raise InputError(f"{program}: expected a Llama, found a model of type gpt2")
     values = c.to_dict("bfloat16") | {"use_cache": False}
     if program in ("hf", "compiled"):
         # Under torch.compile transformers builds a mask [T,T] for the attention "sdpa", which excludes
@@ -117,9 +131,15 @@ def hugging_face(c: Config, recompute: bool, program: str, lora: int = 0) -> tup
 
         parts = ("rope", "rms_norm", "swiglu") if program == "hf" else ()  # these are the compiler's
         apply_liger_kernel_to_llama(**dict.fromkeys(parts, False))
-    model = base = LlamaForCausalLM(LlamaConfig(**values))
+    chosen = {
+        "dtype": torch.get_default_dtype(),
+        "attn_implementation": values.pop("attn_implementation", None),
+    }
+    model = base = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values), **chosen)
     for index, (name, _) in enumerate(c.parameters()):
-        init_weight(base.get_parameter(name), name, index, c.initializer_range, SEED)
+        weight = base.get_parameter(name)
+        own = weight.T if c.is_turned(name) else weight
+        init_weight(own, name, index, c.initializer_range, SEED)
     if recompute:
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if program == "hf":

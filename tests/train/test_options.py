@@ -245,6 +245,8 @@ def test_flops_per_token():
     c = load_config(ROOT / "configs" / "models" / "llama3.1-8b.json")
     block = 4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336
     assert c.flops_per_token(8192) == 6 * (32 * block + 128256 * 4096) + 6 * 32 * 4096 * 8192
+    gpt2 = 6 * (12 * 12 * 768**2 + 50257 * 768) + 6 * 12 * 768 * 1024  # positions are looked up
+    assert load_config("gpt2-125m").flops_per_token(1024) == gpt2
     tied = load_config("llama3.2-1b")
     matrices = sum(math.prod(shape) for _, shape in tied.parameters() if len(shape) == 2)
     assert tied.flops_per_token(2048) == 6 * matrices + 6 * 16 * 2048 * 2048
