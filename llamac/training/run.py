@@ -57,8 +57,6 @@ def prepare(o: Options) -> tuple[Config, str, "Batches"]:
         fp8.blocks_in_fp8(o, config)
     if (longest := config.max_position_embeddings) < o.seq_len:
         raise InputError(f"--seq-len: expected at most max_position_embeddings {longest}, found {o.seq_len}")
-    if o.ops == "llamac" and config.model_type == "gpt2":
-        raise InputError("--ops llamac: expected a model of RMSNorm, RoPE and SwiGLU, found model_type gpt2")
     if rank() == 0 and (dropout := dropouts(o.model)):
         warnings.warn(f"{o.model}: dropout is not applied, found {dropout}", stacklevel=2)
     batches = Batches(o, config, device)
