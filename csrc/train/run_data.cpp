@@ -100,7 +100,7 @@ std::vector<std::string> run_warnings(const Options& o, const Config& config, co
                         model +
                         (o.init == Init::load ? ": were the weights trained on these tokens?"
                                               : ": the ids from " + tokens + " on never occur"));
-    if (config.has_dropout) lines.push_back(o.model + ": its dropout is not applied");
+    if (config.has_dropout) lines.push_back(o.model + ": dropout is not applied");
     if (0 < o.steps && o.steps < o.warmup_steps)
         lines.push_back("--warmup-steps " + std::to_string(o.warmup_steps) + ": the run ends at step " +
                         std::to_string(o.steps) + ", before its learning rate has reached --lr " +
