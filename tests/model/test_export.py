@@ -221,14 +221,15 @@ def test_frequencies_of_long_contexts(tmp_path):
     assert len(set(factors)) > 2
 
 
-def test_llama_cpp_goes_on_alike(tmp_path):
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_llama_cpp_goes_on_alike(tmp_path, model):
     """llama.cpp, in the package xllamacpp, opens the file and makes the same greedy ids, in float32: make
     test does not install it."""
     reason = "llama.cpp is not installed: pip install xllamacpp"
     xllamacpp = pytest.importorskip("xllamacpp", reason=reason)
     from llamac.inference.model import Inference, Sampling
 
-    directory = write_directory(tmp_path / "model")
+    directory = write_directory(tmp_path / "model", model_type=model, architectures=None)
     export.write_gguf(directory, tmp_path / "model.gguf", "f32")
     settings = xllamacpp.CommonParams()
     settings.model.path = str(tmp_path / "model.gguf")
