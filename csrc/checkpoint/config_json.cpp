@@ -221,8 +221,17 @@ nlohmann::ordered_json scaling_json(const RopeScaling& r) {
     return scaling;
 }
 
-// GPT-2's architecture, of its own field names.
+// GPT-2's architecture, of its own field names. Those of Llama would contradict them.
 void read_gpt2(const ConfigFields& f, Config& c) {
+    for (const char* const key :
+         {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+          "max_position_embeddings", "rms_norm_eps", "hidden_act", "num_key_value_heads", "head_dim",
+          "rope_theta", "rope_scaling", "rope_parameters", "layer_types", "attention_bias", "mlp_bias",
+          "normalization_function", "position_embedding_type"})
+        if (const json* const found = f.find(key))
+            f.wrong(key, "none in a model of type gpt2", excerpt(*found));
+    if (const json* const window = f.find("sliding_window"))
+        f.wrong("sliding_window", "null", excerpt(*window));
     c.norm = NormKind::layer;
     c.positions = PositionKind::learned;
     c.activation = gpt2_activations[f.choice("activation_function", gpt2_activations)] == "gelu"sv
@@ -373,7 +382,8 @@ Config load_config(const std::string& model) {
         c.pad = pad->get<int64_t>();
     if (c.positions == PositionKind::rope) read_rope(f, c);
     const double layer = static_cast<double>(c.C) * static_cast<double>(c.qkv_size() + c.q_size() + 3 * c.F);
-    if (static_cast<double>(c.L) * layer + 2.0 * static_cast<double>(c.V * c.C) > max_parameters)
+    const int64_t positions = c.positions == PositionKind::learned ? c.max_context : 0;
+    if (static_cast<double>(c.L) * layer + static_cast<double>((2 * c.V + positions) * c.C) > max_parameters)
         fail(file, ": expected fewer than 2^48 parameters");
     return c;
 }
