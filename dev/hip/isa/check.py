@@ -28,6 +28,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--libraries", type=Path, default=LIBRARIES, help="folder to build in")
     parser.add_argument("--no-build", action="store_true", help="use the libraries as they are")
     parser.add_argument("--program", action="store_true", help="link train_llama3 too, for program.py")
     parser.add_argument(
@@ -39,6 +40,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one order of waves instead of three")
     parser.add_argument(
         "--races", action="store_true", help="find LDS accesses that no barrier separates; one order, slow"
+    )
+    parser.add_argument(
+        "--compute-units", type=int, default=304, help="of the emulated device (default: %(default)s)"
     )
     return parser.parse_args()
 
@@ -116,11 +120,11 @@ def main() -> int:
     import emulator  # noqa: F401  # ends the program where TINYGRAD is no checkout: before minutes of compiling
 
     if not options.no_build:
-        build(LIBRARIES, options.program)
+        build(options.libraries, options.program)
     from device import Device
     from lds import Races
 
-    device = Device()
+    device = Device(options.libraries, options.compute_units)
     if options.races:
         device.machine.races = Races()
     cases = Cases(device, ORDERS[:1] if options.quick or options.races else ORDERS, options.cases)
@@ -144,7 +148,7 @@ def main() -> int:
         missing = never_ran(device)
         for name in missing:
             print(f"never ran: {name}")
-        hazards = subprocess.run([sys.executable, HERE / "hazards.py", LIBRARIES / "code"])
+        hazards = subprocess.run([sys.executable, HERE / "hazards.py", options.libraries / "code"])
         faults += len(missing) + hazards.returncode
     return 1 if faults else 0
 

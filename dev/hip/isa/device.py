@@ -1,9 +1,11 @@
 """The AMD build in this process: its registry and launchers run unchanged, its kernels on machine.Machine."""
 
+import argparse
 import ctypes
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +26,6 @@ NUMBERS = {
     np.int32: 3,
     **{form: 5 + i for i, form in enumerate(FORMS)},
 }
-COMPUTE_UNITS = 304
 NAIVE = "naive"  # the variant that explains; all others of the device are optimized
 
 
@@ -73,9 +74,9 @@ class Tensor:
 class Device:
     """The two libraries of build.py, with the launches of one going to the machine."""
 
-    def __init__(self):
-        self.hip = ctypes.CDLL(f"{LIBRARIES}/libamdhip64.so", mode=ctypes.RTLD_GLOBAL)
-        self.lib = ctypes.CDLL(f"{LIBRARIES}/libllamac.so", mode=ctypes.RTLD_GLOBAL)
+    def __init__(self, build: Path, compute_units: int = 304):
+        self.hip = ctypes.CDLL(f"{build}/libamdhip64.so", mode=ctypes.RTLD_GLOBAL)
+        self.lib = ctypes.CDLL(f"{build}/libllamac.so", mode=ctypes.RTLD_GLOBAL)
         self.machine = Machine()
         self.hip.fake_code.restype = ctypes.c_void_p
         self.modules = []
@@ -84,8 +85,8 @@ class Device:
             at = self.hip.fake_code(i, ctypes.byref(size))
             blob = ctypes.string_at(at, size.value)
             self.modules.append(Module(blob))
-            os.makedirs(f"{LIBRARIES}/code", exist_ok=True)
-            with open(f"{LIBRARIES}/code/{i}.hsaco", "wb") as file:  # for hazards.py
+            os.makedirs(f"{build}/code", exist_ok=True)
+            with open(f"{build}/code/{i}.hsaco", "wb") as file:  # for hazards.py
                 file.write(blob)
         integer, text, size = ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t
         extent, pointers = ctypes.POINTER(ctypes.c_uint * 3), ctypes.POINTER(ctypes.c_void_p)
@@ -93,7 +94,7 @@ class Device:
             self.launch
         )
         self.occupancy_callback = ctypes.CFUNCTYPE(integer, integer, text, integer, size)(self.occupancy)
-        self.hip.fake_set(self.launch_callback, self.occupancy_callback, COMPUTE_UNITS)
+        self.hip.fake_set(self.launch_callback, self.occupancy_callback, compute_units)
         self.error: BaseException | None = None  # of a launch
         self.operations = self.read_operations()
 
@@ -155,3 +156,14 @@ class Device:
         names = operation.encode(), variant.encode()
         if self.lib.call_operation(*names, *operands, len(scalars), real, integer, message):
             raise self.error or RuntimeError(message.value.decode())
+
+
+def device_of_arguments(description: str | None) -> Device:
+    """For programs without flags of their own but these."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--libraries", type=Path, default=LIBRARIES, help="folder that check.py built")
+    parser.add_argument("--compute-units", type=int, default=304, help="of the device (default: %(default)s)")
+    options = parser.parse_args()
+    return Device(options.libraries, options.compute_units)

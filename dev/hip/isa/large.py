@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from device import Device, bf16_bits, from_bf16, storage_of
+from device import Device, bf16_bits, device_of_arguments, from_bf16, storage_of
 from fp8 import decode, encode
 from lds import reserved
 
@@ -211,7 +211,7 @@ def attention(t: Large) -> None:
 
 
 def main() -> int:
-    t = Large(Device())
+    t = Large(device_of_arguments(__doc__))
     for check in (swiglu, rmsnorm, cross_entropy, adamw, quantize, heads, matmul, attention):
         check(t)
     print(f"{t.failed} failed")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from build import ROOT
+from build import LIBRARIES, ROOT
 
 MAIN = {
     "check_operations": "_Z21check_operations_mainiPPc",
@@ -51,6 +51,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("program", choices=MAIN)
+    parser.add_argument("--libraries", type=Path, default=LIBRARIES, help="folder that check.py built")
+    parser.add_argument("--order", choices=("forward", "reverse", "random"), default="forward")
     parser.add_argument("--out", type=Path, help="of train_llama3: for model, tokens and the run's output")
     options, further = parser.parse_known_args()
     words = [options.program, *further]
@@ -61,7 +63,8 @@ def main() -> int:
     print(" ".join(word or "''" for word in words), flush=True)
     from device import Device, kernel_name
 
-    device = Device()
+    device = Device(options.libraries)
+    device.machine.order = options.order
     os.environ.setdefault("KMP_BLOCKTIME", "0")  # else it sets this itself, and executes this process anew
     arguments = (ctypes.c_char_p * (len(words) + 1))(*(word.encode() for word in words), None)
     start = time.time()

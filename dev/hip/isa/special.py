@@ -3,7 +3,7 @@
 import sys
 
 import numpy as np
-from device import Device, from_bf16
+from device import Device, device_of_arguments, from_bf16
 from fp8 import FORMS, encode, largest_of
 
 F = np.float32
@@ -140,7 +140,7 @@ CHECKS = {
 
 
 def main() -> int:
-    s = Special(Device())
+    s = Special(device_of_arguments(__doc__))
     for operation, check in CHECKS.items():
         for variant in s.device.optimized(operation):
             s.operation, s.variant = operation, variant
