@@ -14,10 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 from hf_dirs import TEMPLATE, write_directory
-from run import ROOT, run_llamac
+from run import ROOT
 
 from llamac import Error
 from llamac.inference.model import Inference, Sampling
+from llamac.serve import command
 from llamac.serve.engine import Engine, Request, StopTexts
 
 openai = pytest.importorskip("openai")
@@ -223,6 +224,9 @@ def test_the_page(address, model, tmp_path):
     assert not re.search(r'(src|href)="', dom), "it needs nothing from elsewhere"
 
 
-def test_the_command_refuses(directory, tmp_path):
-    assert "--port: expected" in run_llamac("serve", directory, "--port", 70000, code=2).stderr
-    assert "none: expected a directory" in run_llamac("serve", tmp_path / "none", code=2).stderr
+def test_the_command_refuses(directory, tmp_path, monkeypatch):
+    refused = {"--port: expected": [directory, "--port", 70000], "none: expected a dir": [tmp_path / "none"]}
+    for message, words in refused.items():
+        monkeypatch.setattr("sys.argv", ["llamac serve", *map(str, words)])
+        with pytest.raises(Error, match=message):
+            command.main()
