@@ -413,8 +413,9 @@ void residual_layernorm_forward_vectorized(View<T, 2> sum, View<T, 2> out, View<
                               bias.data, x.shape[0], x.shape[1], eps, context);
 }
 
-// Threads, rows and dynamic LDS as in rmsnorm_backward_vectorized_kernel. partial[2, gridDim.x, C] gets the block's sums of
-// dweight, then of dbias. The bias is read anew for each row: only a call with `out` needs it, and registers are few.
+// Threads and rows as in rmsnorm_backward_vectorized_kernel. partial[2, gridDim.x, C] gets the block's sums of dweight, then of
+// dbias. Dynamic LDS: max_backward floats per thread, its sums of dbias, for which there are no registers. The bias is read anew for
+// each row: only a call with `out` needs it.
 template <class T, bool whole>
 __global__ void __launch_bounds__(backward_threads)
     layernorm_backward_vectorized_kernel(Dependent<T*> dx_, Dependent<float*> partial_, Dependent<T*> out_,
@@ -437,7 +438,11 @@ __global__ void __launch_bounds__(backward_threads)
     const int64_t step = int64_t{gridDim.x} * blockDim.y;
     int column[vectors];
     uint4 w[vectors], next_x[vectors], next_dout[vectors];
-    float dweight[vectors][size] = {}, dbias[vectors][size] = {};
+    float dweight[vectors][size] = {};
+    const unsigned threads = blockDim.x * blockDim.y;
+    uint4* const own_sums =
+        reinterpret_cast<uint4*>(dynamic_shared_memory()) + threadIdx.y * blockDim.x + threadIdx.x;
+    for (int i = 0; i < max_backward / 4; i++) own_sums[i * threads] = make_uint4(0, 0, 0, 0);
     const auto load = [N, C](const T* rows, int64_t n, int c) {
         return n < N ? load_part<whole>(rows + n * C, c, C) : make_uint4(0, 0, 0, 0);
     };
@@ -446,8 +451,8 @@ __global__ void __launch_bounds__(backward_threads)
     for (int v = 0; v < vectors; v++) {
         column[v] = static_cast<int>(v * blockDim.x + threadIdx.x) * size;
         w[v] = load_part<whole>(weight, column[v], C);
-        next_x[v] = load(x, n, column[v]);
-        next_dout[v] = load(dout, n, column[v]);
+        if (whole) next_x[v] = load(x, n, column[v]);
+        if (whole) next_dout[v] = load(dout, n, column[v]);
     }
     float next_m = n < N ? mean[n] : 0.0f, next_r = n < N ? rstd[n] : 0.0f;
     int buffer = 0;
@@ -457,11 +462,12 @@ __global__ void __launch_bounds__(backward_threads)
         Sums sums{0, 0};
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
-            this_x[v] = next_x[v];
-            this_dout[v] = next_dout[v];
+            // Narrow loads are not made ahead: their addresses take the registers.
+            this_x[v] = whole ? next_x[v] : load(x, n, column[v]);
+            this_dout[v] = whole ? next_dout[v] : load(dout, n, column[v]);
             past[v] = dresidual ? load(dresidual, n, column[v]) : make_uint4(0, 0, 0, 0);
-            next_x[v] = load(x, n + step, column[v]);
-            next_dout[v] = load(dout, n + step, column[v]);
+            if (whole) next_x[v] = load(x, n + step, column[v]);
+            if (whole) next_dout[v] = load(dout, n + step, column[v]);
         }
         next_m = n + step < N ? mean[n + step] : 0.0f;
         next_r = n + step < N ? rstd[n + step] : 0.0f;
@@ -474,15 +480,15 @@ __global__ void __launch_bounds__(backward_threads)
             for (int i = 0; i < size; i++) {
                 const float xhat = (a[i] - m) * r, g = product(d[i], b[i]);
                 dweight[v][i] += d[i] * xhat;
-                dbias[v][i] += d[i];
                 sums.g += g;
                 sums.gx += g * xhat;
             }
-            if (out && n < N) {
-                uint4 moved = bias ? load_part<whole>(bias, column[v], C) : make_uint4(0, 0, 0, 0);
-                unpack(moved, d);
-                for (int i = 0; i < size; i++) a[i] = scaled((a[i] - m) * r, b[i], d[i]);
-                store_part<whole>(out + n * C, column[v], C, pack(a));
+            for (int part = 0; part < size; part += 4) {
+                uint4& sum = own_sums[(v * size + part) / 4 * threads];
+                float s[4];
+                unpack(sum, s);
+                for (int i = 0; i < 4; i++) s[i] += d[part + i];
+                sum = pack(s);
             }
         }
         sums = {warp_sum(sums.g), warp_sum(sums.gx)};
@@ -502,27 +508,42 @@ __global__ void __launch_bounds__(backward_threads)
             unpack(this_dout[v], d);
             unpack(w[v], b);
             unpack(past[v], p);
-            for (int i = 0; i < size; i++)
-                a[i] = r * (product(d[i], b[i]) - mean_g - (a[i] - m) * r * mean_gx) + p[i];
-            store_part<whole>(dx + n * C, column[v], C, pack(a));
+            for (int i = 0; i < size; i++) {
+                a[i] = (a[i] - m) * r;
+                p[i] += r * (product(d[i], b[i]) - mean_g - a[i] * mean_gx);
+            }
+            store_part<whole>(dx + n * C, column[v], C, pack(p));
+            if (!out) continue;
+            unpack(bias ? load_part<whole>(bias, column[v], C) : make_uint4(0, 0, 0, 0), d);
+            for (int i = 0; i < size; i++) a[i] = scaled(a[i], b[i], d[i]);
+            store_part<whole>(out + n * C, column[v], C, pack(a));
         }
     }
-    float* const rows = reinterpret_cast<float*>(dynamic_shared_memory());
-    const auto add_rows = [&](const float (&own)[vectors][size], float* to) {
-        for (unsigned y = 0; y < blockDim.y; y++) {
+    // partial's row: the sums of the block's rows y, whose threads' values lie in own_sums.
+    const auto write_partial = [&](float* to) {
+        __syncthreads();
+        if (threadIdx.y != 0) return;
 #pragma unroll
-            for (int v = 0; v < vectors; v++)
-                for (int i = 0; i < size; i++) {
-                    const int c = column[v] + i;
-                    if (y != threadIdx.y || c >= C) continue;
-                    const float sum = own[v][i] + (y > 0 ? rows[c] : 0.0f);
-                    (y + 1 < blockDim.y ? rows[c] : to[int64_t{blockIdx.x} * C + c]) = sum;
+        for (int v = 0; v < vectors; v++)
+            for (int part = 0; part < size; part += 4) {
+                float sum[4] = {};
+                for (unsigned y = 0; y < blockDim.y; y++) {
+                    float s[4];
+                    unpack(own_sums[(v * size + part) / 4 * threads + y * blockDim.x], s);
+                    for (int i = 0; i < 4; i++) sum[i] += s[i];
                 }
-            __syncthreads();
-        }
+                for (int i = 0; i < 4; i++)
+                    if (const int c = column[v] + part + i; c < C) to[int64_t{blockIdx.x} * C + c] = sum[i];
+            }
     };
-    add_rows(dweight, partial);
-    add_rows(dbias, partial + int64_t{gridDim.x} * C);
+    write_partial(partial + int64_t{gridDim.x} * C);
+    __syncthreads();
+#pragma unroll
+    for (int v = 0; v < vectors; v++)
+        for (int part = 0; part < size; part += 4)
+            own_sums[(v * size + part) / 4 * threads] =
+                pack({dweight[v][part], dweight[v][part + 1], dweight[v][part + 2], dweight[v][part + 3]});
+    write_partial(partial);
 }
 
 // blockIdx.y: dweight, dbias.
@@ -548,7 +569,7 @@ void layernorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<G, 1>
     const BackwardShape shape = backward_shape(N, C, context.threads);
     const bool whole = is_whole(
         {dx.data, out.data, dout.data, x.data, weight.data, bias.data, dresidual.data}, C, vector_size<T>);
-    const size_t sums_bytes = shape.threads.y > 1 ? static_cast<size_t>(C) * 4 : 0;
+    const size_t sums_bytes = size_t{shape.threads.x} * shape.threads.y * max_backward * sizeof(float);
     float* const partial = static_cast<float*>(context.workspace);
     launch(Grid(shape.blocks, shape.threads, context.stream, sums_bytes),
            whole ? layernorm_backward_vectorized_kernel<T, true>
