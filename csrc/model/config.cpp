@@ -7,9 +7,10 @@ namespace llamac {
 
 std::vector<double> rope_frequencies(const Config& c) {
     const RopeScaling& r = c.rope_scaling;
-    if (c.positions == PositionKind::learned) return std::vector<double>(static_cast<size_t>(c.HD / 2), 0.0);
+    const int64_t pairs = c.HD / 2;
+    if (c.positions == PositionKind::learned) return std::vector<double>(static_cast<size_t>(pairs), 0.0);
     constexpr double pi = 3.14159265358979323846;
-    const auto context = static_cast<double>(r.original_context), half = static_cast<double>(c.HD / 2);
+    const auto context = static_cast<double>(r.original_context), half = static_cast<double>(pairs);
     // YaRN's bounds are the pairs that make a number of turns within the original context.
     const auto pair_of = [&](double turns) {
         return 2 * half * std::log(context / (turns * 2 * pi)) / (2 * std::log(c.rope_theta));
@@ -31,7 +32,8 @@ std::vector<double> rope_frequencies(const Config& c) {
         return std::clamp(share, 0.0, 1.0);
     };
     std::vector<double> frequencies;
-    for (double j = 0; j < half; j++) {
+    for (int64_t pair = 0; pair < pairs; pair++) {
+        const auto j = static_cast<double>(pair);
         const double frequency = std::pow(c.rope_theta, -j / half), keep = kept(j, frequency);
         frequencies.push_back((1 - keep) * frequency / r.factor + keep * frequency);
     }
