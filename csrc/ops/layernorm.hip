@@ -107,21 +107,11 @@ template <class T>
         store(out + c, (float(x[c]) - mean) * rstd * float(weight[c]) + (bias ? float(bias[c]) : 0.0f));
 }
 
-// By blocks shorter than block_sum's: a mean near 0 shows the rounding errors of all partial sums.
-template <class T>
-float mean_of_row(const T* x, int64_t C) {
-    constexpr int64_t block = 128;
-    double sum = 0;
-    for (int64_t begin = 0; begin < C; begin += block)
-        sum += block_sum(std::min(block, C - begin), [at = x + begin](int64_t c) { return float(at[c]); });
-    return static_cast<float>(sum / static_cast<double>(C));
-}
-
 template <class T>
 void move_and_normalise_row(T* out, float& mean, float& rstd, const T* x, const T* weight, const T* bias,
                             int64_t C, double eps) {
     const double size = static_cast<double>(C);
-    const float m = mean_of_row(x, C);
+    const float m = static_cast<float>(block_sum(C, [x](int64_t c) { return float(x[c]); }) / size);
     const double squares = block_sum(C, [x, m](int64_t c) { return (float(x[c]) - m) * (float(x[c]) - m); });
     mean = m;
     rstd = static_cast<float>(1 / std::sqrt(squares / size + eps));
