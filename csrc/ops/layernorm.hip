@@ -16,7 +16,7 @@
 // The variance is summed in a second pass: E[x^2] - E[x]^2 loses all digits where the mean is large. dx may be dresidual's or dout's
 // memory.
 //
-// reference:  plain loops. Sums over a row or a column are double, as in rmsnorm.hip.
+// reference:  plain loops. Sums over a row or a column are double, as in rmsnorm.hip; fma, so that compilers round as one.
 // cpu:        rows over threads, a row stays in the first cache between its passes. dweight and dbias are summed over blocks of
 //             rows that N alone determines, then over the blocks.
 // naive:      one thread per row, one thread per column for dweight and dbias.
@@ -47,7 +47,7 @@ void layernorm_forward_reference(View<T, 2> out, View<arithmetic<T>, 1> mean, Vi
         mean(n) = A(m);
         rstd(n) = A(1 / std::sqrt(squares / double(C) + eps));
         for (int64_t c = 0; c < C; c++)
-            out(n, c) = T((A(x(n, c)) - mean(n)) * rstd(n) * A(weight(c)) + A(bias(c)));
+            out(n, c) = T(std::fma((A(x(n, c)) - mean(n)) * rstd(n), A(weight(c)), A(bias(c))));
     }
 }
 
@@ -87,7 +87,7 @@ void layernorm_backward_reference(View<T, 2> dx, View<G, 1> dweight, View<G, 1> 
         for (int64_t c = 0; c < C; c++) {
             const A g = A(dout(n, c)) * A(weight(c)), past = dresidual ? A(dresidual(n, c)) : A(0);
             dx(n, c) = T(rstd(n) * (g - mean_g - xhat(c) * mean_gx) + past);
-            if (out) out(n, c) = T(xhat(c) * A(weight(c)) + (bias ? A(bias(c)) : A(0)));
+            if (out) out(n, c) = T(std::fma(xhat(c), A(weight(c)), bias ? A(bias(c)) : A(0)));
         }
     }
     for (int64_t c = 0; c < C; c++) {

@@ -282,6 +282,31 @@ def test_the_other_form(function):
             check_shapes(op, v["name"], types, case)
 
 
+@pytest.mark.parametrize("tanh", [False, True])
+@pytest.mark.parametrize("variant", [v["name"] for v in OPERATIONS["gelu_forward"]["variants"]])
+def test_gelu_far_from_0(variant, tanh):
+    """There v^2 and v^3 are infinite, and P'(v) is 0: no NaN, and NaN stays."""
+    x = torch.tensor([[3e38, -3e38, 1e15, -1e15, torch.nan, 40, -40]])
+    out, dx, again = torch.empty(3, *x.shape)
+    registry.run("gelu_forward", [out], [x, None], (tanh,), variant)
+    registry.run("gelu_backward", [dx, again], [torch.ones_like(x), x, None], (tanh,), variant)
+    torch.testing.assert_close(out, x.relu(), equal_nan=True)
+    torch.testing.assert_close(dx, torch.where(x.isnan(), x, (x > 0).float()), equal_nan=True)
+    torch.testing.assert_close(again, out, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("C", [64, 131])
+@pytest.mark.parametrize("variant", [v["name"] for v in OPERATIONS["layernorm_forward"]["variants"]])
+def test_layernorm_again(variant, C):
+    """The backward computes the bits of the forward, for recomputed activations."""
+    x, weight, bias = torch.randn(7, C) + 3, torch.randn(C), torch.randn(C)
+    (out, dx, again), (mean, rstd), sums = torch.empty(3, 7, C), torch.empty(2, 7), torch.empty(2, C)
+    registry.run("layernorm_forward", [out, mean, rstd], [x, weight, bias], (EPS,), variant)
+    given = [torch.ones(7, C), x, weight, bias, mean, rstd, None]
+    registry.run("layernorm_backward", [dx, *sums, again], given, (False,), variant)
+    assert torch.equal(again, out)
+
+
 @pytest.mark.parametrize("function", [qk_norm_rope_forward, qk_norm_rope_backward])
 def test_qk_norm_without_rope(function):
     """Also heads of an odd size."""
