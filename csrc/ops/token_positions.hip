@@ -68,7 +68,7 @@ void token_positions_vectorized(View<int32_t, 2> out, View<const int32_t, 2> fir
 }
 
 Operation token_positions(
-    "token_positions(out: i32[B,T]; first?: i32[B,T] <T, begin?: i32[B] >0, end?: i32[1] >0;"
+    "token_positions(out: i32[B,T]; first?: i32[B,T] >0, begin?: i32[B] >0, end?: i32[1] >0;"
     " offset: int {0, 3}) empty(B, T) test(B=2, T=1)",
     "out = the position of each token in its sequence",
     {{"vectorized", "four tokens per thread, 128-bit accesses", instantiations<token_positions_vectorized>(),

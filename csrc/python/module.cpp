@@ -49,7 +49,7 @@ py::dict describe_operand(const Operation& op, const Operand& o) {
                     "may_share"_a = may_share, "in_place"_a = o.in_place, "strided"_a = o.strided,
                     "positive"_a = o.positive, "rounded"_a = o.rounded,
                     "begins"_a = name_in(op.dimensions, o.begins),
-                    "bound"_a = name_in(op.dimensions, o.bound));
+                    "bound"_a = name_in(op.dimensions, o.bound), "with"_a = name_in(op.operands, o.with));
 }
 
 py::dict describe_variant(const Variant& v) {

@@ -53,6 +53,9 @@ def forms() -> dict[str, Form]:
         out, total = liger.liger_fused_add_rms_norm(x, residual, weight, EPS)
         return total, out
 
+    def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return liger.liger_layer_norm(x, weight, bias, EPS)
+
     def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return liger.liger_rope(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
 
@@ -68,6 +71,7 @@ def forms() -> dict[str, Form]:
     return {
         "rmsnorm": Form(rmsnorm, ("x", "weight"), _copied),
         "residual_rmsnorm": Form(residual_rmsnorm, ("x", "residual", "weight"), _copied),
+        "layernorm": Form(layernorm, ("x", "weight", "bias"), _copied),
         "rope": Form(rope, ("q", "k"), _queries_and_keys),
         "swiglu": Form(swiglu, ("gate", "up"), _halves),
         "cross_entropy": Form(cross_entropy, ("logits",), _copied),

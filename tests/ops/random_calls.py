@@ -198,7 +198,11 @@ def draw_operands(
     for o in op["operands"]:
         shape = shape_of(o, sizes)
         is_result = way == "torch" and o["output"] and not o["in_place"]
-        if o["nullable"] and not is_result and draw(st.booleans()):
+        if (
+            operands[o["with"]] is None
+            if o["with"]
+            else o["nullable"] and not is_result and draw(st.booleans())
+        ):
             operands[o["name"]] = None
         elif o["strided"]:
             apart = o["output"] or op["name"] in TOGETHER
