@@ -69,7 +69,7 @@ void token_positions_vectorized(View<int32_t, 2> out, View<const int32_t, 2> fir
 
 Operation token_positions(
     "token_positions(out: i32[B,T]; first?: i32[B,T] >0, begin?: i32[B] >0, end?: i32[1] >0;"
-    " offset: int {0, 3}) empty(B, T) test(B=2, T=1)",
+    " offset: int {0, 3}) empty(B, T) test(B=2, T=1) test(B=2, T=64)",
     "out = the position of each token in its sequence",
     {{"vectorized", "four tokens per thread, 128-bit accesses", instantiations<token_positions_vectorized>(),
       fours, blocks_of(256, 128)},
