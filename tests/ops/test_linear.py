@@ -344,6 +344,7 @@ dist.all_reduce(loss)
 weight = model[2].weight.full_tensor()
 if rank == 0:
     torch.save({"loss": loss / ranks, "weight": weight.detach(), "scale": scaling.scale}, sys.argv[2])
+dist.barrier()
 dist.destroy_process_group()
 """
 
