@@ -118,7 +118,6 @@ struct ModelType {
     bool chooses_window = false;
     bool has_ends = true;  // bos and eos
     bool qkv_bias = false, qk_norm = false;
-    bool is_gpt2 = false;  // fields and architecture of GPT-2
 };
 constexpr ModelType model_types[] = {
     {"llama", "LlamaForCausalLM", 2048},
@@ -144,7 +143,7 @@ constexpr ModelType model_types[] = {
      .chooses_window = true,
      .has_ends = false,
      .qk_norm = true},
-    {.name = "gpt2", .architecture = "GPT2LMHeadModel", .max_context = 1024, .is_gpt2 = true},
+    {.name = "gpt2", .architecture = "GPT2LMHeadModel", .max_context = 1024},
 };
 
 const ModelType& model_type(const Config& c) {
@@ -362,12 +361,14 @@ Config load_config(const std::string& model) {
     std::vector<const char*> names;
     for (const ModelType& type : model_types) names.push_back(type.name);
     c.model_type = names[f.choice("model_type", names)];
-    const bool is_gpt2 = model_type(c).is_gpt2;
-    c.V = is_gpt2 ? f.size_or("vocab_size", max_width, 50257) : f.size("vocab_size", max_width);
-    is_gpt2 ? read_gpt2(f, c) : read_llama(f, c);
+    c.V = c.is_gpt2() ? f.size_or("vocab_size", max_width, 50257) : f.size("vocab_size", max_width);
+    if (c.is_gpt2())
+        read_gpt2(f, c);
+    else
+        read_llama(f, c);
     if (!c.HD && c.C % c.NH)
-        f.wrong(is_gpt2 ? "n_embd" : "hidden_size",
-                is_gpt2 ? "a multiple of n_head" : "a multiple of num_attention_heads",
+        f.wrong(c.is_gpt2() ? "n_embd" : "hidden_size",
+                c.is_gpt2() ? "a multiple of n_head" : "a multiple of num_attention_heads",
                 std::to_string(c.C) + " and " + std::to_string(c.NH));
     if (!c.HD) c.HD = c.C / c.NH;
     if (c.HD % 2) f.wrong("head_dim", "even", std::to_string(c.HD));
@@ -392,7 +393,7 @@ std::string config_json(const Config& c, DType dtype) {
     using ordered = nlohmann::ordered_json;
     const ModelType& type = model_type(c);
     ordered values = {{"architectures", {type.architecture}}, {"model_type", type.name}, {"vocab_size", c.V}};
-    if (type.is_gpt2) {
+    if (c.is_gpt2()) {
         values.update({{"n_embd", c.C},
                        {"n_inner", c.F},
                        {"n_layer", c.L},

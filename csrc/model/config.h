@@ -55,11 +55,13 @@ struct Config {
     int64_t q_size() const { return NH * HD; }
     int64_t kv_size() const { return NKV * HD; }
     int64_t qkv_size() const { return q_size() + 2 * kv_size(); }
+    bool is_gpt2() const { return model_type == "gpt2"; }  // names of fields and parameters are GPT-2's
+    const char* max_context_field() const { return is_gpt2() ? "n_positions" : "max_position_embeddings"; }
     bool is_gated() const { return activation == ActivationKind::silu; }
     int64_t up_size() const { return is_gated() ? 2 * F : F; }
     // Rows of the embedding and of the head in memory, the last of them zeros: a multiple of what products and vectors need. Other
     // models have V: the place of an element in memory is part of its stochastic rounding, and earlier runs keep their bits.
-    int64_t padded_V() const { return model_type == "gpt2" ? (V + 63) / 64 * 64 : V; }
+    int64_t padded_V() const { return is_gpt2() ? (V + 63) / 64 * 64 : V; }
     int64_t window_of(int64_t layer) const { return slides.empty() || slides[layer] ? window : 0; }
 };
 

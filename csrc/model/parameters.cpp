@@ -152,8 +152,7 @@ void fill(const Context& context, const Parameter& parameter, const Tensor& weig
 }  // namespace
 
 std::string block_prefix(const Config& c, int64_t layer) {
-    return (c.positions == PositionKind::learned ? "transformer.h." : "model.layers.") +
-           std::to_string(layer) + ".";
+    return (c.is_gpt2() ? "transformer.h." : "model.layers.") + std::to_string(layer) + ".";
 }
 
 int64_t FlatParam::elements() const {

@@ -90,7 +90,7 @@ inline std::vector<ParameterRow> block_parameters(const Config& c, BlockParamete
     const auto linear = [](const char* name, FlatParam* flat, int64_t outputs, int64_t inputs) {
         return ParameterRow{name, flat, {outputs, inputs}, matrices, true, true};
     };
-    if (c.positions == PositionKind::learned)
+    if (c.is_gpt2())
         return {{"ln_1.weight", &p.input_norm, {c.C}, norms},
                 {"ln_1.bias", &p.input_norm_bias, {c.C}, biases},
                 linear("attn.c_attn.weight", &p.qkv, c.qkv_size(), c.C),
@@ -121,7 +121,7 @@ inline std::vector<ParameterRow> block_parameters(const Config& c, BlockParamete
 inline std::vector<ParameterRow> parameters_before_blocks(const Config& c, ModelParameters& p) {
     const ParameterGroup table{{}, true, c.tied};
     const int64_t padding = c.padded_V() - c.V;
-    if (c.positions == PositionKind::learned)
+    if (c.is_gpt2())
         return {{"transformer.wte.weight", &p.embedding, {c.V, c.C}, table, true, false, padding},
                 {"transformer.wpe.weight", &p.positions, {c.max_context, c.C}, {{}, true, false}}};
     return {{"model.embed_tokens.weight", &p.embedding, {c.V, c.C}, table, true, false, padding}};
@@ -129,7 +129,7 @@ inline std::vector<ParameterRow> parameters_before_blocks(const Config& c, Model
 inline std::vector<ParameterRow> parameters_after_blocks(const Config& c, ModelParameters& p) {
     const ParameterRow head{"lm_head.weight", &p.head, {c.V, c.C},        matrices,
                             !c.tied,          false,   c.padded_V() - c.V};
-    if (c.positions == PositionKind::learned)
+    if (c.is_gpt2())
         return {{"transformer.ln_f.weight", &p.final_norm, {c.C}, norms},
                 {"transformer.ln_f.bias", &p.final_norm_bias, {c.C}, biases},
                 head};

@@ -15,7 +15,7 @@ Config checked_config(const InferenceOptions& o, std::string& warning) {
     const int64_t longest = std::max(o.seq_len, o.cache.positions);
     if (longest > config.max_context)
         fail(o.model, ": expected sequences of at most ", config.max_context,
-             " tokens, the model's longest (max_position_embeddings), found ", longest);
+             " tokens, the model's longest (", config.max_context_field(), "), found ", longest);
     return config;
 }
 

@@ -27,8 +27,7 @@ Config model_config(const Options& o, std::string& warning) {
     const Config config =
         o.init == Init::load ? load_config_of_weights(o.model, warning) : load_config(o.model);
     if (o.seq_len > config.max_context)
-        fail("--seq-len ", o.seq_len, ": the model's longest sequence (",
-             config.positions == PositionKind::learned ? "n_positions" : "max_position_embeddings", ") is ",
+        fail("--seq-len ", o.seq_len, ": the model's longest sequence (", config.max_context_field(), ") is ",
              config.max_context);
     return config;
 }
