@@ -79,6 +79,16 @@ SHARDED = {
     "8b-b2-t8192": Workload("llama3.1-8b", 2, 8192, "block", programs=("llamac",)),
     "8b-b2-t8192-zero1-bf16": Workload("llama3.1-8b", 2, 8192, "block", programs=("llamac",), devices=8),
 }
+COMPILED = ("llamac", "compile", "script", "compiled")
+MODELS = {
+    "gpt2-1.5b-b8-t1024": Workload("gpt2-1.5b", 8, 1024, programs=COMPILED),
+    "gpt2-125m-b32-t1024": Workload("gpt2-125m", 32, 1024, programs=COMPILED),
+    "gpt2-1.5b-b8-t1024-zero1": Workload("gpt2-1.5b", 8, 1024, programs=AGAINST_FSDP, devices=2),
+    "qwen3-8b-b1-t8192": Workload("qwen3-8b", 1, 8192, "norm,swiglu", programs=COMPILED),
+    "qwen3-8b-b1-t8192-fp8": Workload(
+        "qwen3-8b", 1, 8192, "norm,swiglu", programs=("llamac", "torchao"), flags=FP8
+    ),
+}
 PATCHED, LORA = ("patched", "transformers"), ("--lora", "16")
 TRANSFORMERS = {
     "1b-b4-t4096-patch": Workload("llama3.2-1b", 4, 4096, programs=PATCHED),
@@ -91,7 +101,7 @@ SMALL = {
     "tiny": Workload("tiny", 2, 64, programs=("llamac", "compile", "eager", "script", "torchao", "hf")),
     "tiny-x2": Workload("tiny", 2, 64, exact=True, programs=("llamac", *OPS), devices=2, zero=3),
 }
-KNOWN = WORKLOADS | SHARDED | TRANSFORMERS | SMALL
+KNOWN = WORKLOADS | SHARDED | MODELS | TRANSFORMERS | SMALL
 HEAD = (
     *("workload", "program", "recomputed", "tokens/s", "TFLOP/s", "peak GiB", "spread %", "runs", "loss"),
     "llamac / it",

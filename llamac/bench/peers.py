@@ -1,4 +1,4 @@
-"""The training of Llama and of GPT-2 as users write it, for llamac.bench.training.
+"""The training of Llama, Qwen3 and GPT-2 as users write it, for llamac.bench.training.
 
 script        a plain PyTorch model (q/k/v and gate/up as one product each) under torch.compile
 torchao       the same, with torchao's float8 (--float8) in every linear layer but the head
@@ -46,13 +46,16 @@ class Block(nn.Module):
         linear, C, rows = partial(nn.Linear, bias=self.is_gpt2), c.hidden_size, self.heads * self.head_dim
         norm = nn.LayerNorm if self.is_gpt2 else nn.RMSNorm
         self.attention_norm, self.mlp_norm = (norm(C, eps=c.rms_norm_eps) for _ in range(2))
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(self.head_dim, eps=c.rms_norm_eps) if c.qk_norm else nn.Identity() for _ in range(2)
+        )
         self.qkv = linear(C, rows + 2 * self.kv_heads * self.head_dim)
         self.out, self.down = linear(rows, C), linear(c.intermediate_size, C)
         self.gate_up = linear(C, (1 if self.is_gpt2 else 2) * c.intermediate_size)
 
-    def rotated(self, x: Tensor, cis: tuple[Tensor, Tensor]) -> Tensor:
-        """x [B,T,NH*HD] as heads [B,NH,T,HD], turned in f32 unless positions are learned."""
-        x = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+    def rotated(self, x: Tensor, norm: nn.Module, cis: tuple[Tensor, Tensor]) -> Tensor:
+        """x [B,T,NH*HD] as heads [B,NH,T,HD], normalized, turned in f32 unless positions are learned."""
+        x = norm(x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2))
         if self.is_gpt2:
             return x
         a, b = x.float().chunk(2, -1)
@@ -63,8 +66,8 @@ class Block(nn.Module):
         widths = [n * self.head_dim for n in (self.heads, self.kv_heads, self.kv_heads)]
         q, k, v = self.qkv(self.attention_norm(x)).split(widths, -1)
         q, k, v = (
-            self.rotated(q, cis),
-            self.rotated(k, cis),
+            self.rotated(q, self.q_norm, cis),
+            self.rotated(k, self.k_norm, cis),
             v.unflatten(-1, (-1, self.head_dim)).transpose(1, 2),
         )
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -80,7 +83,8 @@ class Llama(nn.Module):
     def __init__(self, c: Config, recompute: bool):
         super().__init__()
         self.recompute, self.base, self.head_dim = recompute, c.rope_theta, c.head_dim
-        C, V, T = c.hidden_size, c.vocab_size, c.max_position_embeddings
+        C, T = c.hidden_size, c.max_position_embeddings
+        V = -(-c.vocab_size // 64) * 64  # as users of odd vocabularies round them up: aligned products
         self.embedding, self.positions = nn.Embedding(V, C), nn.Embedding(T, C) if c.has_positions else None
         self.norm = (nn.LayerNorm if c.has_positions else nn.RMSNorm)(C, c.rms_norm_eps)
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.num_hidden_layers))
