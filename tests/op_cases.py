@@ -241,7 +241,7 @@ def gelu_backward(i, tanh=False):
 
 
 def matmul_forward(i):
-    return {"out": i["x"] @ i["weight"].T + i["residual"]}
+    return {"out": i["x"] @ i["weight"].T + i["residual"] + i["bias"]}
 
 
 def bias_forward(i):

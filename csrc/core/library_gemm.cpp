@@ -26,7 +26,7 @@ std::string Gemm::name() const {
     return std::string(a_transposed ? "t" : "n") + (b_transposed ? "t" : "n") + " " + std::to_string(rows) +
            "x" + std::to_string(columns) + "x" + std::to_string(inner) + " " + llamac::name(a) + other(b, a) +
            " " + llamac::name(out) + (adds ? " +c" + other(c, out) : "") + scale(" a", a_scale) +
-           scale(" b", b_scale) + (fast_accumulation ? " fast" : "");
+           scale(" b", b_scale) + (fast_accumulation ? " fast" : "") + (has_bias ? " +bias" : "");
 }
 
 const char* without_gemm_library() {
@@ -131,7 +131,7 @@ bool set(const Plan& plan, hipblasLtMatmulDescAttributes_t attribute, const T& v
                                            sizeof value) == HIPBLAS_STATUS_SUCCESS;
 }
 
-// The product's description; false where the library is too old for its scales.
+// The product's description; false where the library is too old for its scales or its bias.
 bool describe(Plan& plan, const Gemm& g) {
     CHECK_BLAS(hipblasLtMatmulDescCreate(&plan.product, HIPBLAS_COMPUTE_32F, HIP_R_32F));
     const int32_t first = g.b_transposed ? HIPBLAS_OP_T : HIPBLAS_OP_N,
@@ -141,6 +141,10 @@ bool describe(Plan& plan, const Gemm& g) {
     if (g.b_scale == GemmScale::row) taken &= set(plan, first_scale_mode, scale_by_row);
     if (g.a_scale == GemmScale::row) taken &= set(plan, second_scale_mode, scale_by_row);
     if (g.fast_accumulation) taken &= set_fast_accumulation(plan.product);
+    if (g.has_bias) {
+        taken &= set(plan, HIPBLASLT_MATMUL_DESC_EPILOGUE, int32_t{HIPBLASLT_EPILOGUE_BIAS});
+        taken &= set(plan, HIPBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, int32_t{info(g.out).library});
+    }
     plan.a = g.b_transposed ? make_layout(g.b, g.inner, g.columns) : make_layout(g.b, g.columns, g.inner);
     plan.b = g.a_transposed ? make_layout(g.a, g.rows, g.inner) : make_layout(g.a, g.inner, g.rows);
     plan.c = make_layout(g.c, g.columns, g.rows);
@@ -148,16 +152,22 @@ bool describe(Plan& plan, const Gemm& g) {
     return taken;
 }
 
-bool set_scales(const Plan& plan, const Gemm& g, const float* a_scale, const float* b_scale) {
-    return (g.b_scale == GemmScale::none || set(plan, HIPBLASLT_MATMUL_DESC_A_SCALE_POINTER, b_scale)) &&
-           (g.a_scale == GemmScale::none || set(plan, HIPBLASLT_MATMUL_DESC_B_SCALE_POINTER, a_scale));
+// The addresses that are part of the description.
+bool set_addresses(const Plan& plan, const Gemm& g, const GemmOperands& o) {
+    return (g.b_scale == GemmScale::none || set(plan, HIPBLASLT_MATMUL_DESC_A_SCALE_POINTER, o.b_scale)) &&
+           (g.a_scale == GemmScale::none || set(plan, HIPBLASLT_MATMUL_DESC_B_SCALE_POINTER, o.a_scale)) &&
+           (!g.has_bias || set(plan, HIPBLASLT_MATMUL_DESC_BIAS_POINTER, o.bias));
 }
 
 Plan make_plan(Library& lib, const Gemm& g) {
     Plan plan;
     // cuBLASLt offers nothing for scales per row before it knows their addresses; it does not read them here.
-    alignas(gemm_alignment) static const float one_scale = 1;
-    if (!describe(plan, g) || !set_scales(plan, g, &one_scale, &one_scale)) return plan;
+    alignas(gemm_alignment) static const float any = 1;
+    if (!describe(plan, g) ||
+        !set_addresses(
+            plan, g,
+            {.out = nullptr, .a = nullptr, .b = nullptr, .a_scale = &any, .b_scale = &any, .bias = &any}))
+        return plan;
 
     hipblasLtMatmulPreference_t preference = nullptr;
     CHECK_BLAS(hipblasLtMatmulPreferenceCreate(&preference));
@@ -231,7 +241,7 @@ struct Operands : GemmOperands {
 hipblasStatus_t compute(const Gemm& g, const Plan& plan, const hipblasLtMatmulAlgo_t& algorithm,
                         const Operands& o) {
     const float one = 1, beta = g.adds ? 1.0f : 0.0f;
-    if (!set_scales(plan, g, o.a_scale, o.b_scale)) return HIPBLAS_STATUS_NOT_SUPPORTED;
+    if (!set_addresses(plan, g, o)) return HIPBLAS_STATUS_NOT_SUPPORTED;
     return hipblasLtMatmul(o.handle, plan.product, &one, o.b, plan.a, o.a, plan.b, &beta,
                            g.adds ? o.c : o.out, plan.c, o.out, plan.out, &algorithm, o.workspace,
                            size_t{gemm_workspace_bytes}, o.stream);
@@ -334,6 +344,7 @@ ProductCheck compute_own(const Gemm& g, const Operands& o, OwnGemm own, const Ke
     ProductValues v;
     v.a = values(o.a, g.a, g.rows * g.inner), v.b = values(o.b, g.b, g.inner * g.columns);
     if (g.adds) v.c = values(o.c, g.c, g.rows * g.columns);
+    if (g.has_bias) v.bias = values(o.bias, g.out, g.columns);
     v.a_scale = scales(o.a_scale, g.a_scale, g.rows), v.b_scale = scales(o.b_scale, g.b_scale, g.columns);
     own(g, o, o.stream);
     v.own = values(o.out, g.out, g.rows * g.columns);

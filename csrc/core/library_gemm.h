@@ -18,7 +18,7 @@ namespace llamac {
 // The factor of an operand: none, one number, or one number per row of a (column of b).
 enum class GemmScale : uint8_t { none, tensor, row };
 
-// Row-major out[rows,columns] = a * b (+ c), summed over `inner` in f32.
+// Row-major out[rows,columns] = a * b (+ c) (+ bias[columns]), summed over `inner` in f32.
 struct Gemm {
     int64_t rows, columns, inner;
     bool a_transposed, b_transposed;  // a is stored [inner,rows]; b is stored [columns,inner]
@@ -27,9 +27,10 @@ struct Gemm {
     GemmScale a_scale = GemmScale::none, b_scale = GemmScale::none;
     // For fp8 on Hopper: sums keep fewer bits between instructions; faster.
     bool fast_accumulation = false;
+    bool has_bias = false;  // in the type of out
 
     // "nt 8192x6144x4096 bf16 bf16 +c", the types of a and out: the key in files. A type of b other than a's, or of c
-    // other than out's, follows a slash; scales come last: "nt 64x64x64 e4m3/e5m2 bf16 +c/f32 a*1 b*row fast".
+    // other than out's, follows a slash; scales come last: "nt 64x64x64 e4m3/e5m2 bf16 +c/f32 a*1 b*row fast"; "+bias" ends it.
     std::string name() const;
     std::strong_ordering operator<=>(const Gemm&) const = default;
 };
@@ -49,6 +50,7 @@ struct GemmOperands {
     const void *a, *b;
     const void* c = nullptr;                             // the summand
     const float *a_scale = nullptr, *b_scale = nullptr;  // device memory
+    const void* bias = nullptr;
 };
 // Computes a product by our own kernels; adds to `out` if c is out.
 using OwnGemm = void (*)(const Gemm& gemm, const GemmOperands& operands, hipStream_t stream);

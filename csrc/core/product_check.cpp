@@ -70,7 +70,8 @@ Deviation error_on_sample(const Gemm& g, const ProductValues& v, const std::vect
             }
             const double scale = scale_at(v.a_scale, rows[i]) * scale_at(v.b_scale, columns[j]);
             const int64_t place = rows[i] * g.columns + columns[j];
-            const double added = g.adds ? elements(v.c, g.c, place, 1, 1)[0] : 0;
+            const double added = (g.adds ? elements(v.c, g.c, place, 1, 1)[0] : 0) +
+                                 (g.has_bias ? elements(v.bias, g.out, columns[j], 1, 1)[0] : 0);
             const double ours = elements(v.own, g.out, place, 1, 1)[0];
             if (!std::isfinite(ours)) continue;
             truth[i * width + j] = sum * scale + added;

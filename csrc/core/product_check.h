@@ -10,7 +10,7 @@ namespace llamac {
 
 // A product in host memory.
 struct ProductValues {
-    std::vector<char> a, b, c;  // c: the summand, or empty
+    std::vector<char> a, b, c, bias;  // c: the summand; it and the bias may be empty
     std::vector<float> a_scale, b_scale;
     std::vector<char> own;  // the result of our own kernel
 };

@@ -423,10 +423,10 @@ void forward_block(Model& m, int64_t layer, Run run, const CachedRows* cached) {
         if (makes_input && !input_as_codes(m, layer, row)) compute_input(m, layer, row, cached);
         if (!multiplies) continue;
         quantize_input(m, layer, row, x, false);
+        const FlatParam* const bias = bias_of(m, layer, row);
         linear_forward(m, a.*row.out, x, linear_weight(m, {layer, &row}),
-                       row.adds_residual ? residual_of(m, layer, row) : Tensor{});
-        if (const FlatParam* const bias = bias_of(m, layer, row))
-            bias_forward(m.context, {.out = a.*row.out, .x = a.*row.out, .bias = m.parameters.weight(*bias)});
+                       row.adds_residual ? residual_of(m, layer, row) : Tensor{},
+                       bias ? m.parameters.weight(*bias) : Tensor{});
         if (feeds(row, Producer::attention)) normalize_and_rotate(m, layer, cached);
     }
 }

@@ -43,11 +43,13 @@ void multiply(Model& m, const Tensor& out, const Operand& a, const Operand& b, c
 }  // namespace
 
 void linear_forward(Model& m, const Tensor& out, const Quantizable& x, const Quantizable& weight,
-                    const Tensor& residual) {
+                    const Tensor& residual, const Tensor& bias) {
     if (!x.in_fp8())
-        return matmul_forward(m.context,
-                              {.out = out, .x = x.values, .weight = weight.values, .residual = residual});
+        return matmul_forward(
+            m.context,
+            {.out = out, .x = x.values, .weight = weight.values, .residual = residual, .bias = bias});
     multiply(m, out, rows_of(m, x), weight_of(m, weight, false), residual, false, true);
+    if (bias.data) bias_forward(m.context, {.out = out, .x = out, .bias = bias});
 }
 
 void linear_backward_input(Model& m, const Tensor& dx, const Quantizable& dout, const Quantizable& weight) {

@@ -269,15 +269,16 @@ inline void matmul_backward_weight(const Context& context, const MatmulBackwardW
     run_by_name<"matmul_backward_weight">(context, {call.dweight, call.dout, call.x}, {call.accumulate});
 }
 
-// out = x * transposed weight (+ residual)
+// out = x * transposed weight (+ residual) (+ bias)
 struct MatmulForwardCall {
     Required out;  // T[N,K]
     Required x;  // T[N,C]
     Required weight;  // T[K,C]
     Tensor residual = {};  // T[N,K]
+    Tensor bias = {};  // T[K]
 };
 inline void matmul_forward(const Context& context, const MatmulForwardCall& call) {
-    run_by_name<"matmul_forward">(context, {call.out, call.x, call.weight, call.residual}, {});
+    run_by_name<"matmul_forward">(context, {call.out, call.x, call.weight, call.residual, call.bias}, {});
 }
 
 // mean = sum of losses / rows whose target is not ignore_index, and those rows' number

@@ -195,7 +195,7 @@ TEST(check_launchers) {
 TEST(check_derivatives_of_the_program) {
     check(error_of(check_derivatives).empty(), error_of(check_derivatives));
     const Operation& op = find_operation("matmul_forward");
-    check(op.derivatives.size() == 2 && op.same_gradients.size() == 1, "matmul_forward has two");
+    check(op.derivatives.size() == 3 && op.same_gradients.size() == 1, "matmul_forward has three");
 }
 
 // The same, of descriptions that are wrong.

@@ -33,6 +33,7 @@ std::vector<double> values_of(const void* bytes, DType type, int64_t count) {
 std::vector<double> truth_of(const Gemm& g, const GemmOperands& o) {
     const std::vector<double> a = values_of(o.a, g.a, g.rows * g.inner),
                               b = values_of(o.b, g.b, g.inner * g.columns);
+    const std::vector<double> bias = g.has_bias ? values_of(o.bias, g.out, g.columns) : std::vector<double>();
     std::vector<double> out = o.c && g.adds ? values_of(o.c, g.c, g.rows * g.columns)
                                             : std::vector<double>(static_cast<size_t>(g.rows * g.columns));
     const auto scale = [](GemmScale kind, const float* scales, int64_t i) {
@@ -45,7 +46,8 @@ std::vector<double> truth_of(const Gemm& g, const GemmOperands& o) {
                 sum += a[static_cast<size_t>(g.a_transposed ? k * g.rows + i : i * g.inner + k)] *
                        b[static_cast<size_t>(g.b_transposed ? j * g.inner + k : k * g.columns + j)];
             out[static_cast<size_t>(i * g.columns + j)] +=
-                sum * scale(g.a_scale, o.a_scale, i) * scale(g.b_scale, o.b_scale, j);
+                sum * scale(g.a_scale, o.a_scale, i) * scale(g.b_scale, o.b_scale, j) +
+                (g.has_bias ? bias[static_cast<size_t>(j)] : 0);
         }
     return out;
 }
@@ -57,7 +59,7 @@ void own_product(const Gemm& g, const GemmOperands& o, hipStream_t) {
 // A product with operands; in_place: it adds to what stands in `out`.
 struct Product {
     Gemm g;
-    std::vector<char> a, b, c, out, before;
+    std::vector<char> a, b, c, out, before, bias;
     std::vector<float> a_scale, b_scale;
     bool in_place;
 
@@ -71,12 +73,20 @@ struct Product {
         };
         a = random(g.rows * g.inner, g.a), b = random(g.inner * g.columns, g.b);
         c = random(g.rows * g.columns, g.c), before = out = random(g.rows * g.columns, g.out);
+        bias = random(g.columns, g.out);
         for (int64_t i = 0; i < g.rows; i++) a_scale.push_back(std::ldexp(1.0f, static_cast<int>(i % 3) - 3));
         for (int64_t j = 0; j < g.columns; j++) b_scale.push_back(std::ldexp(1.0f, static_cast<int>(j % 2)));
     }
     GemmOperands operands() {
-        return {out.data(),     a.data(),      b.data(), !g.adds ? nullptr : in_place ? out.data() : c.data(),
-                a_scale.data(), b_scale.data()};
+        return {out.data(),
+                a.data(),
+                b.data(),
+                !g.adds    ? nullptr
+                : in_place ? out.data()
+                           : c.data(),
+                a_scale.data(),
+                b_scale.data(),
+                g.has_bias ? bias.data() : nullptr};
     }
     void compute(GemmAlgorithms* algorithms, hipStream_t stream = nullptr) {
         out = before;
@@ -141,6 +151,8 @@ TEST(check_captures) {
 TEST(check_wrong_algorithms) {
     const auto row = GemmScale::row, one = GemmScale::tensor;
     const std::pair<Gemm, bool> products[] = {
+        {{6, 8, 21, false, true, bf16_type, bf16_type, bf16_type, bf16_type, true, {}, {}, false, true},
+         false},
         {{6, 8, 16, false, true, f32, f32, f32, f32, false}, false},
         {{6, 8, 17, false, true, bf16_type, bf16_type, bf16_type, bf16_type, true}, false},
         {{6, 8, 18, false, false, bf16_type, bf16_type, bf16_type, bf16_type, false}, false},

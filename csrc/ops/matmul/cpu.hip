@@ -13,13 +13,24 @@ Matrix<T> matrix(View<const T, 2> v) {
     return {v.data, v.shape[1], 1};
 }
 
-// out[M,N] = initial + a * b, rounded once. Storage other than the arithmetic's goes through a block of rows,
+// out[M,N] += bias[N]; null: nothing.
+template <class T, class O>
+void add_to_rows(int64_t M, int64_t N, const T* bias, O* out) {
+    if (!bias) return;
+#pragma omp parallel for
+    for (int64_t i = 0; i < M; i++)
+        for (int64_t j = 0; j < N; j++) out[i * N + j] += O(bias[j]);
+}
+
+// out[M,N] = initial + a * b (+ bias[N]), rounded once, but for the bias where the sums are made in out. Storage other than the arithmetic's goes through a block of rows,
 // long enough that packing b again for each does not show.
 template <class T, class O>
-void product(int64_t M, int64_t N, int64_t K, Matrix<T> a, Matrix<T> b, const O* initial, O* out) {
+void product(int64_t M, int64_t N, int64_t K, Matrix<T> a, Matrix<T> b, const O* initial, O* out,
+             const T* bias = nullptr) {
     using A = arithmetic<T>;
     if constexpr (std::is_same_v<A, O>) {
         gemm<A>(M, N, K, a, b, initial, out);
+        add_to_rows(M, N, bias, out);
     } else {
         constexpr int64_t block = 1024;
         static thread_local Scratch scratch;
@@ -31,7 +42,8 @@ void product(int64_t M, int64_t N, int64_t K, Matrix<T> a, Matrix<T> b, const O*
             for (int64_t i = 0; i < rows; i++)
                 for (int64_t j = 0; j < N; j++) {
                     const int64_t at = (i0 + i) * N + j;
-                    out[at] = O((initial ? A(initial[at]) : A(0)) + sums[i * N + j]);
+                    out[at] =
+                        O((initial ? A(initial[at]) : A(0)) + sums[i * N + j] + (bias ? A(bias[j]) : A(0)));
                 }
         }
     }
@@ -41,9 +53,9 @@ void product(int64_t M, int64_t N, int64_t K, Matrix<T> a, Matrix<T> b, const O*
 
 template <class T>
 void matmul_forward_cpu(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                        View<const T, 2> residual) {
+                        View<const T, 2> residual, View<const T, 1> bias) {
     product(out.shape[0], out.shape[1], x.shape[1], matrix(x), matrix(weight).transposed(),
-            static_cast<const T*>(residual.data), out.data);
+            static_cast<const T*>(residual.data), out.data, bias.data);
 }
 
 // ---- few_rows: dot products of rows of x and rows of the weight, which is read once, as it lies
@@ -91,14 +103,14 @@ bool few_rows_supports(const Call& call) {
 
 template <class T>
 void matmul_forward_few_rows(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                             View<const T, 2> residual) {
+                             View<const T, 2> residual, View<const T, 1> bias) {
     using A = arithmetic<T>;
     const int64_t N = x.shape[0], C = x.shape[1], K = weight.shape[0];
     static thread_local Scratch scratch;
     A* const rows = scratch.reserve<A>(N * C);
     for (int64_t i = 0; i < N * C; i++) rows[i] = A(x.data[i]);
     const auto write = [&](int64_t n, int64_t k, A sum) {
-        out(n, k) = T(sum + (residual ? A(residual(n, k)) : A(0)));
+        out(n, k) = T(sum + (residual ? A(residual(n, k)) : A(0)) + (bias ? A(bias(k)) : A(0)));
     };
     const int64_t whole = K / weight_rows;
 #pragma omp parallel for schedule(static) if (N * K * C >= least_shared)
@@ -130,9 +142,10 @@ namespace {
 
 template <class T>
 void matmul_forward_blas(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                         View<const T, 2> residual) {
+                         View<const T, 2> residual, View<const T, 1> bias) {
     cblas_gemm(out.shape[0], out.shape[1], x.shape[1], matrix(x), matrix(weight).transposed(), residual.data,
                out.data);
+    add_to_rows(out.shape[0], out.shape[1], bias.data, out.data);
 }
 
 template <class T>

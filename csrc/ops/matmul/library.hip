@@ -9,8 +9,18 @@ namespace {
 
 // The operands are Views of a launch, or Tensors of a Call that asks whether it can be.
 template <class X, class W>
-Gemm forward_product(DType type, const X& x, const W& weight, bool adds) {
-    return {x.shape[0], weight.shape[0], x.shape[1], false, true, type, type, type, type, adds};
+Gemm forward_product(DType type, const X& x, const W& weight, bool adds, bool has_bias) {
+    return {.rows = x.shape[0],
+            .columns = weight.shape[0],
+            .inner = x.shape[1],
+            .a_transposed = false,
+            .b_transposed = true,
+            .a = type,
+            .b = type,
+            .c = type,
+            .out = type,
+            .adds = adds,
+            .has_bias = has_bias};
 }
 template <class D, class W>
 Gemm input_product(DType type, const D& dout, const W& weight) {
@@ -44,18 +54,22 @@ void own_product(const Gemm& g, const GemmOperands& o, hipStream_t stream) {
     if (g.a_transposed)
         matmul_backward_weight(context, {.dweight = out, .dout = a, .x = b, .accumulate = g.adds});
     else if (g.b_transposed)
-        matmul_forward(context,
-                       {.out = out, .x = a, .weight = b, .residual = tensor(o.c, g.c, g.rows, g.columns)});
+        matmul_forward(context, {.out = out,
+                                 .x = a,
+                                 .weight = b,
+                                 .residual = tensor(o.c, g.c, g.rows, g.columns),
+                                 .bias = o.bias ? make_tensor(const_cast<void*>(o.bias), g.out, {g.columns})
+                                                : Tensor{}});
     else
         matmul_backward_input(context, {.dx = out, .dout = a, .weight = b});
 }
 
 template <class T>
 void matmul_forward_library(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                            View<const T, 2> residual, LaunchContext context) {
-    run_gemm(forward_product(dtype_of<T>(), x, weight, bool(residual)),
-             {out.data, x.data, weight.data, residual.data}, own_product, context.workspace,
-             context.caller.gemms, context.stream);
+                            View<const T, 2> residual, View<const T, 1> bias, LaunchContext context) {
+    run_gemm(forward_product(dtype_of<T>(), x, weight, bool(residual), bool(bias)),
+             {.out = out.data, .a = x.data, .b = weight.data, .c = residual.data, .bias = bias.data},
+             own_product, context.workspace, context.caller.gemms, context.stream);
 }
 template <class T>
 void matmul_backward_input_library(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
@@ -78,7 +92,8 @@ bool library_supports_forward(const Call& c) {
     const Tensor &x = c.operand("x"), &residual = c.operand("residual");
     // In the residual's memory, cuBLASLt gives other bits.
     return aligned(c) && residual.data != c.operand("out").data &&
-           gemm_supports(forward_product(x.dtype, x, c.operand("weight"), residual.data != nullptr),
+           gemm_supports(forward_product(x.dtype, x, c.operand("weight"), residual.data != nullptr,
+                                         c.operand("bias").data != nullptr),
                          c.launch.stream);
 }
 bool library_supports_backward_input(const Call& c) {

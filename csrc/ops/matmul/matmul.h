@@ -7,10 +7,10 @@ namespace llamac {
 // cpu.hip
 template <class T>
 void matmul_forward_cpu(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                        View<const T, 2> residual);
+                        View<const T, 2> residual, View<const T, 1> bias);
 template <class T>
 void matmul_forward_few_rows(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                             View<const T, 2> residual);
+                             View<const T, 2> residual, View<const T, 1> bias);
 bool few_rows_supports(const Call& call);
 template <class T>
 void matmul_backward_input_cpu(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight);
@@ -21,7 +21,7 @@ void matmul_backward_weight_cpu(View<G, 2> dweight, View<const T, 2> dout, View<
 // naive.hip
 template <class T>
 void matmul_forward_naive(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                          View<const T, 2> residual, LaunchContext context);
+                          View<const T, 2> residual, View<const T, 1> bias, LaunchContext context);
 template <class T>
 void matmul_backward_input_naive(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
                                  LaunchContext context);
@@ -32,12 +32,12 @@ void matmul_backward_weight_naive(View<G, 2> dweight, View<const T, 2> dout, Vie
 // vectorized.hip
 template <class T>
 void matmul_forward_vectorized(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                               View<const T, 2> residual, LaunchContext context);
+                               View<const T, 2> residual, View<const T, 1> bias, LaunchContext context);
 bool vectorized_supports(const Call& call);
 
 // tiled.hip
 void matmul_forward_tiled(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
-                          View<const bf16, 2> residual, LaunchContext context);
+                          View<const bf16, 2> residual, View<const bf16, 1> bias, LaunchContext context);
 void matmul_backward_input_tiled(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,
                                  LaunchContext context);
 template <class G>

@@ -1,6 +1,6 @@
-// Matrix multiplication of a linear layer without bias, weight[K,C] as in PyTorch and Hugging Face ([out, in]).
+// Matrix multiplication of a linear layer, weight[K,C] as in PyTorch and Hugging Face ([out, in]).
 //
-//   out[n,k]     = sum_c x[n,c] * weight[k,c]  (+ residual[n,k])
+//   out[n,k]     = sum_c x[n,c] * weight[k,c]  (+ residual[n,k]) (+ bias[k])
 //   dx[n,c]      = sum_k dout[n,k] * weight[k,c]
 //   dweight[k,c] = sum_n dout[n,k] * x[n,c]    (+ dweight[k,c], if it accumulates)
 //
@@ -36,13 +36,13 @@ A sum_of(int64_t count, Term term) {
 
 template <class T>
 void matmul_forward_reference(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                              View<const T, 2> residual) {
+                              View<const T, 2> residual, View<const T, 1> bias) {
     using A = arithmetic<T>;
     const int64_t N = x.shape[0], C = x.shape[1], K = weight.shape[0];
     for (int64_t n = 0; n < N; n++)
         for (int64_t k = 0; k < K; k++) {
             const A sum = sum_of<A>(C, [&](int64_t c) { return A(x(n, c)) * A(weight(k, c)); });
-            out(n, k) = T(sum + (residual ? A(residual(n, k)) : A(0)));
+            out(n, k) = T(sum + (residual ? A(residual(n, k)) : A(0)) + (bias ? A(bias(k)) : A(0)));
         }
 }
 
@@ -125,12 +125,13 @@ std::vector<Variant> variants_of(const Launchers& of) {
 
 Operation matmul_forward(
     "matmul_forward<T: f32 bf16 f64>"
-    "(out: T[N,K] may_share(residual); x: T[N,C], weight: T[K,C], residual?: T[N,K])"
+    "(out: T[N,K] may_share(residual); x: T[N,C], weight: T[K,C], residual?: T[N,K], bias?: T[K])"
     " rows(N) empty(N)"
     " derivative matmul_backward_input(dx: grad x; dout: grad out, weight)"
     " derivative matmul_backward_weight(dweight: grad weight; dout: grad out, x)"
+    " derivative bias_backward(dbias: grad bias; dout: grad out)"
     " grad residual = grad out" LLAMAC_MATMUL_TESTS,
-    "out = x * transposed weight (+ residual)",
+    "out = x * transposed weight (+ residual) (+ bias)",
     variants_of(
         {.few_rows =
              instantiations<LLAMAC_FLOATS(matmul_forward_few_rows), matmul_forward_few_rows<double>>(),

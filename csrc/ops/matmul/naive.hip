@@ -7,11 +7,12 @@ namespace llamac {
 namespace {
 
 template <class T>
-__global__ void matmul_forward_naive_kernel(T* out, const T* x, const T* weight, const T* residual, int64_t N,
-                                            int64_t C, int64_t K) {
+__global__ void matmul_forward_naive_kernel(T* out, const T* x, const T* weight, const T* residual,
+                                            const T* bias, int64_t N, int64_t C, int64_t K) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, n = i / K, k = i % K;
     if (n >= N) return;
     double sum = residual ? double(float(residual[i])) : 0.0;
+    if (bias) sum += double(float(bias[k]));
     for (int64_t c = 0; c < C; c++) sum += double(float(x[n * C + c]) * float(weight[k * C + c]));
     out[i] = T(static_cast<float>(sum));
 }
@@ -40,10 +41,10 @@ __global__ void matmul_backward_weight_naive_kernel(G* dweight, const T* dout, c
 
 template <class T>
 void matmul_forward_naive(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                          View<const T, 2> residual, LaunchContext context) {
+                          View<const T, 2> residual, View<const T, 1> bias, LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1], K = weight.shape[0];
     launch(context.grid(N * K), matmul_forward_naive_kernel<T>, out.data, x.data, weight.data, residual.data,
-           N, C, K);
+           bias.data, N, C, K);
 }
 
 template <class T>

@@ -8,28 +8,39 @@ namespace {
 
 using namespace tiled;
 
-template <class P, class O>
+// The sums plus a bias of each of N columns, or of none; a block's tile may end beyond them.
+struct Biased {
+    const bf16* bias;
+    int N;
+    __device__ float operator()(float sum, int, int n) const {
+        return bias ? sum + float(bias[n < N ? n : N - 1]) : sum;
+    }
+};
+
+template <class P, class O, class Change>
 __global__ void __launch_bounds__(S::threads)
-    matmul_tiled_kernel(O* out, const O* initial, const bf16* a, const bf16* b, int M, int N, int K) {
-    multiply_block<P>(out, initial, a, b, M, N, K, [] { return NoScale{}; });
+    matmul_tiled_kernel(O* out, const O* initial, const bf16* a, const bf16* b, int M, int N, int K,
+                        Change change) {
+    multiply_block<P>(out, initial, a, b, M, N, K, [change] { return change; });
 }
 
-template <Layout a_layout, Layout b_layout, class O>
+template <Layout a_layout, Layout b_layout, class O, class Change = NoScale>
 void matmul_tiled(O* out, const O* initial, const bf16* a, const bf16* b, int64_t M, int64_t N, int64_t K,
-                  const LaunchContext& context) {
+                  const LaunchContext& context, Change change = {}) {
     on_machine([&](auto machine) {
         using Z = Sizes<decltype(machine)>;
-        launch(grid_of<Z>(M, N, context.stream), matmul_tiled_kernel<Product<a_layout, b_layout>, O>, out,
-               initial, a, b, M, N, K);
+        launch(grid_of<Z>(M, N, context.stream), matmul_tiled_kernel<Product<a_layout, b_layout>, O, Change>,
+               out, initial, a, b, M, N, K, change);
     });
 }
 
 }  // namespace
 
 void matmul_forward_tiled(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
-                          View<const bf16, 2> residual, LaunchContext context) {
+                          View<const bf16, 2> residual, View<const bf16, 1> bias, LaunchContext context) {
     matmul_tiled<Layout::along_k, Layout::along_k, bf16>(out.data, residual.data, x.data, weight.data,
-                                                         x.shape[0], weight.shape[0], x.shape[1], context);
+                                                         x.shape[0], weight.shape[0], x.shape[1], context,
+                                                         Biased{bias.data, static_cast<int>(out.shape[1])});
 }
 
 void matmul_backward_input_tiled(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,

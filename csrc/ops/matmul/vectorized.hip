@@ -18,8 +18,8 @@ constexpr int64_t max_split = 4;      // warps that share out a row of the weigh
 template <class T>
 __global__ void __launch_bounds__(max_block_threads)
     matmul_forward_vectorized_kernel(Dependent<T*> out_, Dependent<const T*> x_, Dependent<const T*> weight_,
-                                     Dependent<const T*> residual_, int64_t C, int64_t K, int64_t share,
-                                     int split) {
+                                     Dependent<const T*> residual_, Dependent<const T*> bias_, int64_t C,
+                                     int64_t K, int64_t share, int split) {
     constexpr int size = vector_size<T>;
     struct Shared {
         float sums[max_block_threads / warp_size];
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(max_block_threads)
     const int rows = static_cast<int>(blockDim.x) / warp_size / split, part = warp_index() % split;
     const int64_t k = int64_t{blockIdx.x} * rows + warp_index() / split;
     const int64_t begin = part * share, rest = k < K ? C - begin : 0, count = rest < share ? rest : share;
-    const auto [out, x, weight, residual] = start_next_and_wait(out_, x_, weight_, residual_);
+    const auto [out, x, weight, residual, bias] = start_next_and_wait(out_, x_, weight_, residual_, bias_);
     const T* row = weight + k * C + begin;
 
     float sum = 0;
@@ -56,14 +56,17 @@ __global__ void __launch_bounds__(max_block_threads)
         __syncthreads();
         for (int i = 1; part == 0 && i < split; i++) sum += shared.sums[warp_index() + i];
     }
-    if (part == 0 && lane_index() == 0 && k < K) out[k] = T(residual ? sum + float(residual[k]) : sum);
+    if (part != 0 || lane_index() != 0 || k >= K) return;
+    if (residual) sum += float(residual[k]);
+    if (bias) sum += float(bias[k]);
+    out[k] = T(sum);
 }
 
 }  // namespace
 
 template <class T>
 void matmul_forward_vectorized(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                               View<const T, 2> residual, LaunchContext context) {
+                               View<const T, 2> residual, View<const T, 1> bias, LaunchContext context) {
     const int64_t C = x.shape[1], K = weight.shape[0], vectors = C / vector_size<T>;
     const int64_t warp = device_properties().warp_size, per_warp = warp * vectors_in_flight;
     const int64_t warps = context.threads / warp, most = std::min(max_split, warps);
@@ -71,8 +74,8 @@ void matmul_forward_vectorized(View<T, 2> out, View<const T, 2> x, View<const T,
     while (2 * split <= most && split * per_warp < vectors) split *= 2;
     const int64_t share = (vectors + split - 1) / split * vector_size<T>;
     launch(Grid(blocks_for(K, warps / split), context.threads, context.stream),
-           matmul_forward_vectorized_kernel<T>, out.data, x.data, weight.data, residual.data, C, K, share,
-           split);
+           matmul_forward_vectorized_kernel<T>, out.data, x.data, weight.data, residual.data, bias.data, C, K,
+           share, split);
 }
 
 template decltype(matmul_forward_vectorized<float>) matmul_forward_vectorized<float>;

@@ -14,9 +14,13 @@ enum hipblasLtMatmulDescAttributes_t : int {
     HIPBLASLT_MATMUL_DESC_TRANSB,
     HIPBLASLT_MATMUL_DESC_A_SCALE_POINTER,
     HIPBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+    HIPBLASLT_MATMUL_DESC_BIAS_POINTER,
+    HIPBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+    HIPBLASLT_MATMUL_DESC_EPILOGUE,
     stand_in_a_scale_mode = 31,
     stand_in_b_scale_mode = 32
 };
+enum hipblasLtEpilogue_t { HIPBLASLT_EPILOGUE_BIAS = 4 };
 enum hipblasLtMatmulPreferenceAttributes_t { HIPBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES };
 
 struct hipblasLtMatmulAlgo_t {
@@ -30,6 +34,8 @@ struct hipblasLtMatmulHeuristicResult_t {
 struct StandInProduct {
     int32_t op[2] = {HIPBLAS_OP_N, HIPBLAS_OP_N}, by_row[2] = {0, 0};
     const float* scale[2] = {nullptr, nullptr};
+    const void* bias = nullptr;
+    int32_t bias_type = 0, epilogue = 0;
 };
 struct StandInMatrix {  // by columns
     hipDataType type;
@@ -78,7 +84,8 @@ inline hipblasStatus_t hipblasLtMatmulDescCreate(hipblasLtMatmulDesc_t* product,
 inline hipblasStatus_t hipblasLtMatmulDescSetAttribute(hipblasLtMatmulDesc_t product,
                                                        hipblasLtMatmulDescAttributes_t attribute,
                                                        const void* value, size_t bytes) {
-    void* const places[] = {&product->op[0], &product->op[1], &product->scale[0], &product->scale[1]};
+    void* const places[] = {&product->op[0], &product->op[1],     &product->scale[0], &product->scale[1],
+                            &product->bias,  &product->bias_type, &product->epilogue};
     const bool is_mode = attribute >= stand_in_a_scale_mode;
     std::memcpy(is_mode ? &product->by_row[attribute - stand_in_a_scale_mode] : places[attribute], value,
                 bytes);
@@ -134,7 +141,10 @@ inline hipblasStatus_t hipblasLtMatmul(hipblasLtHandle_t, hipblasLtMatmulDesc_t 
                        stand_in::get(*b_layout, b, b_turned ? j : k, b_turned ? k : j);
             sum *= static_cast<double>(*static_cast<const float*>(alpha)) * factor_of(0, i) * factor_of(1, j);
             const double weight = static_cast<double>(*static_cast<const float*>(beta));
-            const double added = weight == 0 ? 0 : weight * stand_in::get(*c_layout, c, i, j);
+            double added = weight == 0 ? 0 : weight * stand_in::get(*c_layout, c, i, j);
+            if (product->epilogue == HIPBLASLT_EPILOGUE_BIAS)
+                added += stand_in::get({hipDataType(product->bias_type), d_layout->rows, 1, d_layout->rows},
+                                       product->bias, i, 0);
             llamac::visit_dtype(stand_in::type_of(*d_layout), [&]<class T>() {
                 static_cast<T*>(d)[j * d_layout->step + i] =
                     llamac::to_storage<T>((sum + added) * how.factor);
