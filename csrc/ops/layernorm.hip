@@ -20,8 +20,9 @@
 // cpu:        rows over threads, a row stays in the first cache between its passes. dweight and dbias are summed over blocks of
 //             rows that N alone determines, then over the blocks.
 // naive:      one thread per row, one thread per column for dweight and dbias.
-// vectorized: as in rmsnorm.hip: one block per row, which stays in registers from the mean to the result; backward, a block takes
-//             every k-th row and leaves one partial row of dweight and one of dbias, which a second kernel adds in their order.
+// vectorized: a row stays in registers from the mean to the result, in as few warps as hold it: rows of GPT-2 have one or two, and
+//             a block of one such row would wait most of its time. Backward as in rmsnorm.hip: a block takes every k-th row and
+//             leaves one partial row of dweight and one of dbias, which a second kernel adds in their order.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -302,12 +303,26 @@ void layernorm_backward_naive(View<T, 2> dx, View<G, 1> dweight, View<G, 1> dbia
 
 // ---- vectorized: the row in registers
 
+// The sum over a row's threads (x), in each of them; warps: of the block, which all its threads call it with.
+__device__ inline float row_sum(float value, float* warps) {
+    value = warp_sum(value);
+    const int row_warps = static_cast<int>(blockDim.x) / warp_size;
+    if (row_warps == 1) return value;
+    float* const own = warps + static_cast<int>(threadIdx.y) * row_warps;
+    if (lane_index() == 0) own[warp_index()] = value;
+    __syncthreads();
+    float sum = 0;
+    for (int i = 0; i < row_warps; i++) sum += own[i];
+    return sum;
+}
+
+// Threads (x: a row's columns, y: rows).
 template <class T, int elements, bool whole, bool residual_too>
 __global__ void __launch_bounds__(forward_threads)
     layernorm_forward_vectorized_kernel(Dependent<T*> sum_, Dependent<T*> out_, Dependent<float*> mean_,
                                         Dependent<float*> rstd_, Dependent<const T*> x_,
                                         Dependent<const T*> residual_, Dependent<const T*> weight_,
-                                        Dependent<const T*> bias_, int64_t C, float eps) {
+                                        Dependent<const T*> bias_, int64_t N, int64_t C, float eps) {
     const auto [sum, out, mean, rstd, x, residual, weight, bias] =
         start_next_and_wait(sum_, out_, mean_, rstd_, x_, residual_, weight_, bias_);
     constexpr int size = vector_size<T>, vectors = elements / size;
@@ -315,17 +330,18 @@ __global__ void __launch_bounds__(forward_threads)
         float warps[2][max_warps];
     };
     Shared& shared = shared_memory<Shared>();
-    const int64_t row = blockIdx.x * C;
+    const int64_t n = int64_t{blockIdx.x} * blockDim.y + threadIdx.y, row = n * C;
+    const int64_t width = n < N ? C : 0;
     uint4 kept[vectors];
     float total = 0;
 #pragma unroll
     for (int v = 0; v < vectors; v++) {
         const int64_t c = (int64_t{v} * blockDim.x + threadIdx.x) * size;
-        kept[v] = load_part<whole>(x + row, c, C);
+        kept[v] = load_part<whole>(x + row, c, width);
         if constexpr (residual_too) {
             float a[size], b[size];
             unpack(kept[v], a);
-            unpack(load_part<whole>(residual + row, c, C), b);
+            unpack(load_part<whole>(residual + row, c, width), b);
             for (int i = 0; i < size; i++) a[i] += b[i];
             kept[v] = pack(a);
         }
@@ -336,7 +352,7 @@ __global__ void __launch_bounds__(forward_threads)
         unpack(kept[v], a);
         for (int i = 0; i < size; i++) total += a[i];
     }
-    const float m = block_sum(total, shared.warps[0]) / static_cast<float>(C);
+    const float m = row_sum(total, shared.warps[0]) / static_cast<float>(C);
     float squares = 0;
 #pragma unroll
     for (int v = 0; v < vectors; v++) {
@@ -348,22 +364,22 @@ __global__ void __launch_bounds__(forward_threads)
             squares += d * d;
         }
     }
-    const float variance = block_sum(squares, shared.warps[1]) / static_cast<float>(C);
+    const float variance = row_sum(squares, shared.warps[1]) / static_cast<float>(C);
     const float r = 1.0f / sqrtf(variance + eps);
 #pragma unroll
     for (int v = 0; v < vectors; v++) {
         const int64_t c = (int64_t{v} * blockDim.x + threadIdx.x) * size;
-        if constexpr (residual_too) store_part<whole>(sum + row, c, C, kept[v]);
+        if constexpr (residual_too) store_part<whole>(sum + row, c, width, kept[v]);
         float a[size], w[size], b[size];
         unpack(kept[v], a);
         unpack(load_part<whole>(weight, c, C), w);
         unpack(load_part<whole>(bias, c, C), b);
         for (int i = 0; i < size; i++) a[i] = scaled((a[i] - m) * r, w[i], b[i]);
-        store_part<whole>(out + row, c, C, pack(a));
+        store_part<whole>(out + row, c, width, pack(a));
     }
-    if (threadIdx.x == 0) {
-        mean[blockIdx.x] = m;
-        rstd[blockIdx.x] = r;
+    if (threadIdx.x == 0 && n < N) {
+        mean[n] = m;
+        rstd[n] = r;
     }
 }
 
@@ -373,7 +389,7 @@ void launch_layernorm(T* sum, T* out, float* mean, float* rstd, const T* x, cons
                       const LaunchContext& context) {
     using Kernel =
         void (*)(Dependent<T*>, Dependent<T*>, Dependent<float*>, Dependent<float*>, Dependent<const T*>,
-                 Dependent<const T*>, Dependent<const T*>, Dependent<const T*>, int64_t, float);
+                 Dependent<const T*>, Dependent<const T*>, Dependent<const T*>, int64_t, int64_t, float);
     static constexpr Kernel kernels[2][3] = {
         {layernorm_forward_vectorized_kernel<T, 8, false, residual_too>,
          layernorm_forward_vectorized_kernel<T, 16, false, residual_too>},
@@ -381,9 +397,11 @@ void launch_layernorm(T* sum, T* out, float* mean, float* rstd, const T* x, cons
          layernorm_forward_vectorized_kernel<T, 16, true, residual_too>,
          layernorm_forward_vectorized_kernel<T, 32, true, residual_too>}};
     const bool whole = is_whole({sum, out, x, residual, weight, bias}, C, vector_size<T>);
-    const int threads = row_threads(C, whole ? max_forward : max_forward / 2, context.threads);
-    launch(Grid(blocks_for(N, 1), threads, context.stream), kernels[whole][kernel_index(C, threads)], sum,
-           out, mean, rstd, x, residual, weight, bias, C, static_cast<float>(eps));
+    const int columns = row_threads(C, whole ? max_forward : max_forward / 2, 1),
+              rows = std::max(1, context.threads / columns);
+    const dim3 threads(static_cast<unsigned>(columns), static_cast<unsigned>(rows));
+    launch(Grid(blocks_for(N, rows), threads, context.stream), kernels[whole][kernel_index(C, columns)], sum,
+           out, mean, rstd, x, residual, weight, bias, N, C, static_cast<float>(eps));
 }
 
 template <class T>
