@@ -145,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
         dtype=o.dtype,
     )
     if (longest := load_config(w.model).max_position_embeddings) < w.T:
-        raise InputError(f"--seq-len: expected at most max_position_embeddings {longest}, found {w.T}")
+        raise InputError(f"--seq-len: expected at most {longest}, the model's longest sequence, found {w.T}")
     o.label = f"{w.model}, B={w.B} T={w.T}, {w.dtype}"
     o.workloads, o.folder, o.out = {o.label: w}, o.out, o.out / "bench-hf.json"
     if "llamac" in o.only:

@@ -101,7 +101,7 @@ class Session:
         longest = self.text.config.max_position_embeddings
         self.context = args.context or longest
         if self.context > longest:
-            expected = f"at most {longest}, the model's max_position_embeddings"
+            expected = f"at most {longest}, the model's longest sequence"
             raise InputError(f"--context: expected {expected}, found {args.context}")
         more = _ids(args.stop_ids, "--stop-ids") if args.stop_ids else []
         own = [] if args.ignore_end else self.text.stops

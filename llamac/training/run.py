@@ -56,7 +56,9 @@ def prepare(o: Options) -> tuple[Config, str, "Batches"]:
     if o.matmul_dtype == "fp8":
         fp8.blocks_in_fp8(o, config)
     if (longest := config.max_position_embeddings) < o.seq_len:
-        raise InputError(f"--seq-len: expected at most max_position_embeddings {longest}, found {o.seq_len}")
+        raise InputError(
+            f"--seq-len: expected at most {longest}, the model's longest sequence, found {o.seq_len}"
+        )
     if rank() == 0 and (dropout := dropouts(o.model)):
         warnings.warn(f"{o.model}: dropout is not applied, found {dropout}", stacklevel=2)
     batches = Batches(o, config, device)
