@@ -103,7 +103,8 @@ def number(text: str, table: Table) -> float:
 # training
 
 Speeds = dict[str, dict[str, tuple[float, float | None]]]  # (tokens/s, ratio) by workload, by program
-FILE_COLUMNS = {"llamac": "llamac", "file": "compile", "eager": "eager", "script": "script"}
+SAME = ("llamac", "eager", "script", "hf", "torchao")
+FILE_COLUMNS = {"file": "compile"} | {name: name for name in SAME}
 
 
 def training_of_page(path: Path) -> tuple[str, Speeds]:

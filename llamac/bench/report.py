@@ -22,7 +22,7 @@ PROGRAMS = {
     "sdpa flash": ("FlashAttention-2", _YELLOW),
     "sdpa cudnn": ("cuDNN", _WINE),
     "storage": ("F.linear", _PINK),
-    "torchao": ("torchao's float8", _ORANGE),
+    "torchao": ("torchao's float8", _YELLOW),
     "transformers": ("Hugging Face", _GREY),
     "compiled": ("Hugging Face, torch.compile", _ORANGE),
     "hf": ("Hugging Face, Liger's loss, torch.compile", _PINK),

@@ -67,10 +67,10 @@ PAGE = """\
 
 `command`, 2026-11-20, commit abcdef0:
 
-| workload | llamac tokens/s | file tokens/s | ratio | script tokens/s | ratio | commit |
-|---|---:|---:|---:|---:|---:|---|
-| tiny, B=2 T=64 | 11,000 | 10,000 | 1.1 | 8,000 | 1.375 | abcdef0 |
-| small, B=1 T=8 | 500 | 400 | 1.25 | | | 1234567 |
+| workload | llamac tokens/s | file tokens/s | ratio | script tokens/s | ratio | torchao tokens/s | ratio | commit |
+|---|---:|---:|---:|---:|---:|---:|---:|---|
+| tiny, B=2 T=64 | 11,000 | 10,000 | 1.1 | 8,000 | 1.375 | | | abcdef0 |
+| small, B=1 T=8 | 500 | 400 | 1.25 | | | 250 | 2.0 | 1234567 |
 
 Text of the next one, 2026-11-21, commit
 2345678.
@@ -131,10 +131,11 @@ def test_training_of_a_page(drawn):
     (axes,) = figure.axes
     assert "Some GPU, 2026-11-20, commit abcdef0, 1234567" in title(figure)
     assert [t.get_text() for t in axes.get_yticklabels()] == ["tiny\nB=2 T=64", "small\nB=1 T=8"]
-    assert [bar.get_width() for bar in axes.patches] == pytest.approx([100, 100, 1000 / 11, 80, 800 / 11])
-    assert labels(axes) == ["11,000", "500", "10,000   1.10x", "400   1.25x", "8,000   1.38x"]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([100, 100, 1000 / 11, 80, 800 / 11, 50])
+    assert labels(axes) == ["11,000", "500", "10,000   1.10x", "400   1.25x", "8,000   1.38x", "250   2.00x"]
     legend = [t.get_text() for t in figure.legends[0].get_texts()]
-    assert legend == ["llamac", "torch.compile", "plain script, torch.compile"]
+    assert legend == ["llamac", "torch.compile", "plain script, torch.compile", "torchao's float8"]
+    assert len({bar.get_facecolor() for bar in axes.patches}) == 4
 
 
 def test_training_of_results(drawn):
