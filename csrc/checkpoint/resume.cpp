@@ -76,6 +76,11 @@ void check_resume(const Manifest& m, const std::string& directory, const Options
     same("dtype", m.dtype, asked.dtype);
     same("optimizer-state", m.optimizer_state, asked.optimizer_state);
     same("master-weights", m.master_weights, asked.master_weights);
+    // What trains. Checkpoints of earlier versions lack these flags.
+    for (const char* flag : {"freeze"})
+        if (const json now = asked.config[flag]; m.config.value(flag, json(now)) != now)
+            fail(directory, ": was written with --", flag, " ", m.config[flag].dump(),
+                 ", expected the same, found ", now.dump());
 }
 
 std::string changed_flags(const Manifest* m, const Options& options, int64_t sequences) {

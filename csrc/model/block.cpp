@@ -311,6 +311,14 @@ void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewri
     }
 }
 
+// Whether parameters before a block's first product train.
+bool trains_input(const Model& m, int64_t layer) {
+    const Parameters& p = m.parameters;
+    const BlockParameters& block = p.blocks[layer];
+    const auto trains = [](const FlatParam& flat) { return !flat.shape.empty() && flat.trains; };
+    return p.trains_before(p.segment_of(layer)) || trains(block.input_norm) || trains(block.input_norm_bias);
+}
+
 bool in_fp8(const Model& m, int64_t layer) {
     return m.fp8 && m.fp8->blocks.has(layer);
 }
@@ -444,10 +452,14 @@ void backward_block(Model& m, int64_t layer, bool accumulate) {
                 m.context,
                 {.dbias = m.parameters.gradient(*bias), .dout = d.*row.dout, .accumulate = accumulate});
         quantize_gradient(m, layer, row, dout);
-        linear_backward_input(m, d.*row.dx, dout, weight);
-        show_gradient(m, layer, row.x, d.*row.dx);
         const bool rewrites = again.input_alone() && rewritten_by_backward(row.input);
-        backward_producer(m, layer, row, rewrites, accumulate);
+        // Nothing reads the gradient of the input of the first block that trains, unless its norm trains.
+        const bool reaches = &row != block_linears.data() || trains_input(m, layer);
+        if (reaches) {
+            linear_backward_input(m, d.*row.dx, dout, weight);
+            show_gradient(m, layer, row.x, d.*row.dx);
+        }
+        if (reaches || rewrites) backward_producer(m, layer, row, rewrites, accumulate);
         Quantizable x = input_of(m, layer, row, true);
         x.rows = {};
         if (again.input_alone()) quantize_input(m, layer, row, x, true);

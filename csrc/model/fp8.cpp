@@ -360,7 +360,8 @@ void update_fp8_scales(Model& m) {
 }
 
 std::optional<Fp8Codes> updated_codes(const Model& m, const Parameter& parameter) {
-    if (!m.fp8 || !m.fp8->by_optimizer || parameter.shape.size() != 2) return std::nullopt;
+    if (!m.fp8 || !m.fp8->by_optimizer || !parameter.trains || parameter.shape.size() != 2)
+        return std::nullopt;
     const Fp8State& f = *m.fp8;
     // The parameter's rows and columns of the codes of a fused matrix.
     const auto of = [&](const Linear& linear, const FlatParam& matrix) {
@@ -374,14 +375,15 @@ std::optional<Fp8Codes> updated_codes(const Model& m, const Parameter& parameter
                         transposed, at(f.amax, weight.slot), at(f.saturated, weight.slot),
                         at(f.scale, weight.slot)};
     };
-    if (f.options.head && parameter.offset == m.parameters.head.offset)
+    if (f.options.head && m.parameters.head.trains && parameter.offset == m.parameters.head.offset)
         return of({m.config.L}, m.parameters.head);
     const int64_t block =
         m.parameters.layers.first + parameter.segment - 1;  // the embedding has the first segment
     if (!f.blocks.has(block)) return std::nullopt;
     for (const LinearRow& row : block_linears) {
         const FlatParam& matrix = m.parameters.blocks[block].*row.weight;
-        if (parameter.offset >= matrix.offset && parameter.offset < matrix.offset + matrix.elements())
+        if (matrix.trains && parameter.offset >= matrix.offset &&
+            parameter.offset < matrix.offset + matrix.elements())
             return of({block, &row}, matrix);
     }
     return std::nullopt;

@@ -162,6 +162,7 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch) {
         reduce_gradients(m, p.segment_of(m.config.L), micro_batch);
     }
     for (int64_t layer = p.layers.end - 1; layer >= p.layers.first; layer--) {
+        if (!p.trains_before(p.segment_of(layer) + 1)) return;
         show_gradient(m, layer, &BlockActivations::residual_out, a.dresidual);
         const int64_t segment = p.segment_of(layer);
         gather_weights(m, segment, layer > p.layers.first ? segment - 1 : -1);
@@ -173,9 +174,9 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch) {
         reduce_gradients(m, segment, micro_batch);
     }
     if (!p.holds_embedding()) return;
-    show(m, "dact", &Activations::embedding, a.dresidual);
     const bool trains_positions = m.config.positions == PositionKind::learned && p.positions.trains;
     if (!p.embedding.trains && !trains_positions) return;
+    show(m, "dact", &Activations::embedding, a.dresidual);
     begin_gradients(m, 0);
     if (trains_positions)
         embedding_backward(m.context, {.dweight = p.gradient(p.positions),

@@ -197,7 +197,18 @@ Tensor Parameters::in_use(const Tensor& buffer, const GatherBuffers& buffers, in
 }
 
 int64_t Parameters::writer_of(const Parameter& p, int64_t writers) const {
-    return (p.offset + p.elements() / 2) * writers / elements;
+    return (p.offset + p.elements() / 2) * writers / (p.trains ? elements : frozen.shape[0]);
+}
+
+int64_t Parameters::trained() const {
+    int64_t sum = 0;
+    for (const Parameter& parameter : table) sum += parameter.trains ? parameter.elements() : 0;
+    return sum;
+}
+
+bool Parameters::trains_before(int64_t segment) const {
+    return !holds_embedding() || std::any_of(segments.begin(), segments.begin() + segment,
+                                             [](const Segment& each) { return !each.flat_params.empty(); });
 }
 
 std::pair<int64_t, int64_t> Parameters::held(const Tensor& buffer, const Parameter& p) const {
@@ -224,7 +235,25 @@ double flops_per_token(const Config& c, int64_t T) {
     return 6.0 * static_cast<double>(multiplied) + 6.0 * static_cast<double>(c.q_size() * seen);
 }
 
+double flops_per_token(const Parameters& p, const Config& c, int64_t T) {
+    double flops = flops_per_token(c, T);
+    for (const Parameter& parameter : p.table)
+        if (parameter.group.multiplied && !parameter.trains)
+            flops -= 2.0 * static_cast<double>(parameter.elements());
+    return flops;
+}
+
 namespace {
+
+void check_frozen(const Parameters& p, const std::vector<std::string>& patterns) {
+    if (!p.holds_embedding() || !p.holds_head()) return;  // another model may have what they match
+    for (const std::string& pattern : patterns)
+        if (std::none_of(p.table.begin(), p.table.end(),
+                         [&](const Parameter& each) { return is_frozen(each.name, {pattern}); }))
+            fail("--freeze: expected patterns of the weights' names, as ", p.table[1].name, ", found ", "\"",
+                 pattern, "\", which matches none");
+    if (p.elements == 0) fail("--freeze: expected weights that train, found patterns that match all of them");
+}
 
 // The embedding, the head and one block by turns share memory, since they are not in use together. apart: the other block
 // lies outside of it, so that the head comes while the last block is computed with; else beside the first block. A tied
@@ -251,6 +280,7 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
     p.sharding = sharding, p.layers = layers;
     Filling filling{frozen};
     fill_table(p, config, filling);
+    check_frozen(p, frozen);
     if (filling.frozen_elements) {
         arena.plan("frozen weights", &p.frozen, shaped(precision.weights, {filling.frozen_elements}));
         int64_t largest = 0;

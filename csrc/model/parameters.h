@@ -173,6 +173,10 @@ struct Parameters : ModelParameters {
 
     bool holds_embedding() const { return layers.first == 0; }
     bool holds_head() const { return layers.end == static_cast<int64_t>(blocks.size()); }
+    // Elements of the parameters that train, without gaps.
+    int64_t trained() const;
+    // Whether a parameter of the segments before this one trains, or may, in layers that another model holds.
+    bool trains_before(int64_t segment) const;
     // The segment of a layer's parameters, or of the final norm's and the head's.
     int64_t segment_of(int64_t layer) const { return layer - layers.first + 1; }
     bool is_shared(const Tensor& buffer) const { return buffer.shape[0] < elements; }
@@ -220,6 +224,8 @@ inline constexpr StateRow optimizer_states[] = {{Update::adamw, "m.", "first mom
 int64_t count_parameters(const Config& config);
 // Forward and backward, causal attention: 6 * (parameters that are multiplied) + 6*L*NH*HD*T.
 double flops_per_token(const Config& config, int64_t T);
+// The same of a model of which some parameters are frozen: these count 4, as they have no gradient.
+double flops_per_token(const Parameters& parameters, const Config& config, int64_t T);
 
 // Fills the table and plans its buffers; without training, those of the weights only. frozen: see ModelOptions.
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision,

@@ -74,6 +74,7 @@ void describe(Log& log, const Trainer& t, bool copies_state) {
     log.table("this run",
               {{"computes on", computing_device(t.options)},
                {"parameters", grouped(count_parameters(c))},
+               {"parameters that train", grouped(t.model.parameters.trained())},
                {"layers, channels, heads", std::to_string(c.L) + ", " + std::to_string(c.C) + ", " +
                                                std::to_string(c.NH) + "/" + std::to_string(c.NKV)},
                {"tokens per step", grouped(t.tokens_per_step())},
@@ -92,7 +93,8 @@ void print_estimate(Log& log, Trainer& t, const PlannedDevice& device) {
         std::snprintf(buffer, sizeof buffer, pattern, value);
         return std::string(buffer);
     };
-    const double useful = tokens * flops_per_token(t.config, t.options.seq_len) / ranks / e.seconds;
+    const double useful =
+        tokens * flops_per_token(t.model.parameters, t.config, t.options.seq_len) / ranks / e.seconds;
     const auto peak = device.flops.find(name(t.model.options.precision.weights));
     log.table("estimate",
               {{"GiB per device", text("%.1f", std::ldexp(static_cast<double>(e.memory), -30))},
@@ -451,7 +453,7 @@ int run_training(const std::string& program, const Options& options, const Ranks
     });
     const RunShape shape{options.steps,
                          static_cast<double>(t.tokens_per_step()),
-                         flops_per_token(t.config, options.seq_len),
+                         flops_per_token(t.model.parameters, t.config, options.seq_len),
                          peak_flops(t.model.options.precision.weights) * static_cast<double>(ranks.count),
                          t.model.context.backend == Backend::device,
                          options.log_every.value_or(std::max<int64_t>(1, (options.steps + 99) / 100)),

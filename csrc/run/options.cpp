@@ -302,6 +302,7 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
     m.graphs = o.graphs.value_or(graphs_by_default);
     m.skip_nonfinite = o.skip_nonfinite > 0;
     m.document_mask = o.document_mask;
+    m.frozen = split_list(o.freeze);
     m.sharding = {rank, ranks, o.zero, shard_group(o, ranks), o.reduce_dtype};
     if (!fp8) return m;
     const bool fnuz = device_properties().fp8 == Fp8Units::fnuz;

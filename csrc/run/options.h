@@ -37,6 +37,7 @@ struct Options {
     // Model
     std::string model;
     std::optional<Init> init;
+    std::string freeze;
 
     // Data
     std::string train_data, val_data;

@@ -146,6 +146,7 @@ void set_initial_weights(Trainer& t) {
     std::error_code none;  // a path without access is no directory
     if (std::filesystem::is_directory(o.model, none) && find_weights(o.model).empty())
         t.warn("--model " + o.model + ": the directory has no weights; the initial weights are random");
+    if (!o.freeze.empty()) t.warn("--freeze: the frozen weights are random, and stay so");
     initialize(t.model.context, t.model.parameters, t.config, static_cast<uint64_t>(o.seed));
 }
 
