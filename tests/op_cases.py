@@ -300,6 +300,10 @@ def convert(i):
     return {"out": i["x"]}
 
 
+def scale_rows(i):
+    return {"out": SCALE * i["row_scale"][:, None] * reference.at_least_fp32(i["x"])}
+
+
 def quantize(i):
     values = i["x"] * i["scale"]
     largest = torch.maximum(i["amax"], i["x"].abs().max().to(i["amax"].dtype))
@@ -474,7 +478,7 @@ CASES = {
     "bias_forward": Case(bias_forward, BIASED),
     "bias_backward": Case(bias_backward, BIASED, (False,), backward=True),
     "matmul_forward": Case(matmul_forward, PRODUCTS),
-    "matmul_backward_input": Case(matmul_backward_input, PRODUCTS, backward=True),
+    "matmul_backward_input": Case(matmul_backward_input, PRODUCTS, (False,), backward=True),
     "matmul_backward_weight": Case(matmul_backward_weight, PRODUCTS, (False,), backward=True),
     "cross_entropy": Case(cross_entropy, CLASSES, (SCALE, -100)),
     "mean_loss": Case(mean_loss, [{"N": n} for n in (1, 7, 65, 1031, 100003)], (-100,)),
@@ -483,6 +487,7 @@ CASES = {
     "convert": Case(convert, ELEMENTS, (False,)),
     "fill_normal": Case(fill_normal, ELEMENTS, DRAWN),
     "adamw": Case(adamw, ELEMENTS, ADAMW_SCALARS),
+    "scale_rows": Case(scale_rows, [{"K": t["N"], "C": t["C"]} for t in TILES], (SCALE, False)),
     "quantize": Case(quantize, TILES),
     "quantize_rows": Case(quantize_rows, TILES, (SCALE_LIMIT,)),
     "swiglu_forward_quantize": Case(swiglu_forward_quantize, FEED_TILES),

@@ -248,14 +248,15 @@ inline void layernorm_forward(const Context& context, const LayernormForwardCall
     run_by_name<"layernorm_forward">(context, {call.out, call.mean, call.rstd, call.x, call.weight, call.bias}, {call.eps});
 }
 
-// dx = dout * weight
+// dx += dout * weight
 struct MatmulBackwardInputCall {
     Required dx;  // T[N,C]
     Required dout;  // T[N,K]
     Required weight;  // T[K,C]
+    Flag accumulate = false;
 };
 inline void matmul_backward_input(const Context& context, const MatmulBackwardInputCall& call) {
-    run_by_name<"matmul_backward_input">(context, {call.dx, call.dout, call.weight}, {});
+    run_by_name<"matmul_backward_input">(context, {call.dx, call.dout, call.weight}, {call.accumulate});
 }
 
 // dweight = transposed dout * x
@@ -459,6 +460,18 @@ struct RopeForwardCall {
 };
 inline void rope_forward(const Context& context, const RopeForwardCall& call) {
     run_by_name<"rope_forward">(context, {call.out, call.x, call.cis}, {call.interleaved});
+}
+
+// out += scale * row_scale * x of another type
+struct ScaleRowsCall {
+    Required out;  // T[K,C]
+    Required x;  // G[K,C]
+    Tensor row_scale = {};  // A[K]
+    Real scale;
+    Flag accumulate;
+};
+inline void scale_rows(const Context& context, const ScaleRowsCall& call) {
+    run_by_name<"scale_rows">(context, {call.out, call.x, call.row_scale}, {call.scale, call.accumulate});
 }
 
 // out = a * transposed b in fp8, times both scales (+ residual)

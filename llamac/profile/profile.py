@@ -30,7 +30,7 @@ CATEGORIES = {
     "SwiGLU": (0.90, ("swiglu",)),
     "GELU": (0.90, ("gelu",)),
     "loss": (0.90, ("cross_entropy", "linear_cross_entropy", "mean_loss", "argmax")),
-    "quantisation": (0.90, ("quantize", "update_scales")),
+    "quantisation": (0.90, ("quantize", "update_scales", "scale_rows")),
     "optimizer": (0.90, ("adamw", "global_norm")),
     "embedding": (0.90, ("embedding", "token_positions")),
     "verification": (0.90, ("hash",)),

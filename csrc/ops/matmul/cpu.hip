@@ -125,9 +125,10 @@ void matmul_forward_few_rows(View<T, 2> out, View<const T, 2> x, View<const T, 2
 }
 
 template <class T>
-void matmul_backward_input_cpu(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight) {
+void matmul_backward_input_cpu(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
+                               bool accumulate) {
     product(dx.shape[0], dx.shape[1], dout.shape[1], matrix(dout), matrix(weight),
-            static_cast<const T*>(nullptr), dx.data);
+            static_cast<const T*>(accumulate ? dx.data : nullptr), dx.data);
 }
 
 template <class T, class G>
@@ -149,9 +150,10 @@ void matmul_forward_blas(View<T, 2> out, View<const T, 2> x, View<const T, 2> we
 }
 
 template <class T>
-void matmul_backward_input_blas(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight) {
+void matmul_backward_input_blas(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
+                                bool accumulate) {
     cblas_gemm(dx.shape[0], dx.shape[1], dout.shape[1], matrix(dout), matrix(weight),
-               static_cast<const T*>(nullptr), dx.data);
+               static_cast<const T*>(accumulate ? dx.data : nullptr), dx.data);
 }
 
 template <class T>

@@ -23,8 +23,8 @@ Gemm forward_product(DType type, const X& x, const W& weight, bool adds, bool ha
             .has_bias = has_bias};
 }
 template <class D, class W>
-Gemm input_product(DType type, const D& dout, const W& weight) {
-    return {dout.shape[0], weight.shape[1], dout.shape[1], false, false, type, type, type, type, false};
+Gemm input_product(DType type, const D& dout, const W& weight, bool adds) {
+    return {dout.shape[0], weight.shape[1], dout.shape[1], false, false, type, type, type, type, adds};
 }
 template <class D, class X>
 Gemm weight_product(DType type, DType gradient, const D& dout, const X& x, bool adds) {
@@ -61,7 +61,7 @@ void own_product(const Gemm& g, const GemmOperands& o, hipStream_t stream) {
                                  .bias = o.bias ? make_tensor(const_cast<void*>(o.bias), g.out, {g.columns})
                                                 : Tensor{}});
     else
-        matmul_backward_input(context, {.dx = out, .dout = a, .weight = b});
+        matmul_backward_input(context, {.dx = out, .dout = a, .weight = b, .accumulate = g.adds});
 }
 
 template <class T>
@@ -73,9 +73,10 @@ void matmul_forward_library(View<T, 2> out, View<const T, 2> x, View<const T, 2>
 }
 template <class T>
 void matmul_backward_input_library(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
-                                   LaunchContext context) {
-    run_gemm(input_product(dtype_of<T>(), dout, weight), {dx.data, dout.data, weight.data}, own_product,
-             context.workspace, context.caller.gemms, context.stream);
+                                   bool accumulate, LaunchContext context) {
+    run_gemm(input_product(dtype_of<T>(), dout, weight, accumulate),
+             {dx.data, dout.data, weight.data, dx.data}, own_product, context.workspace, context.caller.gemms,
+             context.stream);
 }
 template <class T, class G>
 void matmul_backward_weight_library(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
@@ -98,7 +99,9 @@ bool library_supports_forward(const Call& c) {
 }
 bool library_supports_backward_input(const Call& c) {
     const Tensor& dout = c.operand("dout");
-    return aligned(c) && gemm_supports(input_product(dout.dtype, dout, c.operand("weight")), c.launch.stream);
+    const bool adds = c.adds(c.op->operands.front());
+    return aligned(c) &&
+           gemm_supports(input_product(dout.dtype, dout, c.operand("weight"), adds), c.launch.stream);
 }
 bool library_supports_backward_weight(const Call& c) {
     const Tensor &dweight = c.operand("dweight"), &x = c.operand("x");

@@ -13,7 +13,8 @@ void matmul_forward_few_rows(View<T, 2> out, View<const T, 2> x, View<const T, 2
                              View<const T, 2> residual, View<const T, 1> bias);
 bool few_rows_supports(const Call& call);
 template <class T>
-void matmul_backward_input_cpu(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight);
+void matmul_backward_input_cpu(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
+                               bool accumulate);
 template <class T, class G>
 void matmul_backward_weight_cpu(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
                                 bool accumulate);
@@ -24,7 +25,7 @@ void matmul_forward_naive(View<T, 2> out, View<const T, 2> x, View<const T, 2> w
                           View<const T, 2> residual, View<const T, 1> bias, LaunchContext context);
 template <class T>
 void matmul_backward_input_naive(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
-                                 LaunchContext context);
+                                 bool accumulate, LaunchContext context);
 template <class T, class G>
 void matmul_backward_weight_naive(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
                                   bool accumulate, LaunchContext context);
@@ -39,7 +40,7 @@ bool vectorized_supports(const Call& call);
 void matmul_forward_tiled(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
                           View<const bf16, 2> residual, View<const bf16, 1> bias, LaunchContext context);
 void matmul_backward_input_tiled(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,
-                                 LaunchContext context);
+                                 bool accumulate, LaunchContext context);
 template <class G>
 void matmul_backward_weight_tiled(View<G, 2> dweight, View<const bf16, 2> dout, View<const bf16, 2> x,
                                   bool accumulate, LaunchContext context);

@@ -1,7 +1,7 @@
 // Matrix multiplication of a linear layer, weight[K,C] as in PyTorch and Hugging Face ([out, in]).
 //
 //   out[n,k]     = sum_c x[n,c] * weight[k,c]  (+ residual[n,k]) (+ bias[k])
-//   dx[n,c]      = sum_k dout[n,k] * weight[k,c]
+//   dx[n,c]      = sum_k dout[n,k] * weight[k,c]      (+ dx[n,c], if it accumulates)
 //   dweight[k,c] = sum_n dout[n,k] * x[n,c]    (+ dweight[k,c], if it accumulates)
 //
 // reference:  plain loops.
@@ -47,12 +47,15 @@ void matmul_forward_reference(View<T, 2> out, View<const T, 2> x, View<const T, 
 }
 
 template <class T>
-void matmul_backward_input_reference(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight) {
+void matmul_backward_input_reference(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
+                                     bool accumulate) {
     using A = arithmetic<T>;
     const int64_t N = dout.shape[0], K = dout.shape[1], C = weight.shape[1];
     for (int64_t n = 0; n < N; n++)
-        for (int64_t c = 0; c < C; c++)
-            dx(n, c) = T(sum_of<A>(K, [&](int64_t k) { return A(dout(n, k)) * A(weight(k, c)); }));
+        for (int64_t c = 0; c < C; c++) {
+            const A sum = sum_of<A>(K, [&](int64_t k) { return A(dout(n, k)) * A(weight(k, c)); });
+            dx(n, c) = T(sum + (accumulate ? A(dx(n, c)) : A(0)));
+        }
 }
 
 template <class T, class G>
@@ -148,8 +151,9 @@ Operation matmul_forward(
 
 Operation matmul_backward_input(
     "matmul_backward_input<T: f32 bf16 f64>"
-    "(dx: T[N,C]; dout: T[N,K], weight: T[K,C]) rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
-    "dx = dout * weight",
+    "(dx: T[N,C] adds_if(accumulate); dout: T[N,K], weight: T[K,C]; accumulate: bool = 0) rows(N) "
+    "empty(N)" LLAMAC_MATMUL_TESTS,
+    "dx += dout * weight",
     variants_of(
         {.cpu = instantiations<LLAMAC_FLOATS(matmul_backward_input_cpu), matmul_backward_input_cpu<double>>(),
          .blas = blas_instantiations().backward_input,

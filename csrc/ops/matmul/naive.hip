@@ -19,10 +19,10 @@ __global__ void matmul_forward_naive_kernel(T* out, const T* x, const T* weight,
 
 template <class T>
 __global__ void matmul_backward_input_naive_kernel(T* dx, const T* dout, const T* weight, int64_t N,
-                                                   int64_t C, int64_t K) {
+                                                   int64_t C, int64_t K, bool accumulate) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, n = i / C, c = i % C;
     if (n >= N) return;
-    double sum = 0;
+    double sum = accumulate ? double(float(dx[i])) : 0.0;
     for (int64_t k = 0; k < K; k++) sum += double(float(dout[n * K + k]) * float(weight[k * C + c]));
     dx[i] = T(static_cast<float>(sum));
 }
@@ -49,10 +49,10 @@ void matmul_forward_naive(View<T, 2> out, View<const T, 2> x, View<const T, 2> w
 
 template <class T>
 void matmul_backward_input_naive(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
-                                 LaunchContext context) {
+                                 bool accumulate, LaunchContext context) {
     const int64_t N = dout.shape[0], K = dout.shape[1], C = weight.shape[1];
     launch(context.grid(N * C), matmul_backward_input_naive_kernel<T>, dx.data, dout.data, weight.data, N, C,
-           K);
+           K, accumulate);
 }
 
 template <class T, class G>

@@ -44,9 +44,10 @@ void matmul_forward_tiled(View<bf16, 2> out, View<const bf16, 2> x, View<const b
 }
 
 void matmul_backward_input_tiled(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,
-                                 LaunchContext context) {
-    matmul_tiled<Layout::along_k, Layout::down_k, bf16>(dx.data, nullptr, dout.data, weight.data, dx.shape[0],
-                                                        dx.shape[1], dout.shape[1], context);
+                                 bool accumulate, LaunchContext context) {
+    matmul_tiled<Layout::along_k, Layout::down_k, bf16>(dx.data, accumulate ? dx.data : nullptr, dout.data,
+                                                        weight.data, dx.shape[0], dx.shape[1], dout.shape[1],
+                                                        context);
 }
 
 template <class G>
