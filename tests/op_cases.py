@@ -301,7 +301,7 @@ def convert(i):
 
 
 def scale_rows(i):
-    return {"out": SCALE * i["row_scale"][:, None] * reference.at_least_fp32(i["x"])}
+    return {"out": SCALE * i["row_scale"][:, None] * i["x"].to(i["row_scale"].dtype)}
 
 
 def quantize(i):

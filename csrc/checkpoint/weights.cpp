@@ -44,6 +44,21 @@ void read_rows(const std::vector<SafetensorsFile>& files, const std::string& nam
              ": expected ", parameter.elements(), " elements, found ", begin);
 }
 
+// A weight, and its master where that is kept.
+template <class Files>
+void read_weight(const Files& files, const std::string& name, const Parameters& p, const Parameter& parameter,
+                 Upload& upload) {
+    for (const Tensor& buffer : {p.weights_with(parameter), parameter.trains ? p.master : Tensor{}}) {
+        if (!buffer.data) continue;
+        const auto first = p.held(buffer, parameter).first;
+        const Tensor part = p.held_part(buffer, parameter);
+        if (parameter.transposed)
+            files.read_transposed(name, parameter.shape, first, part, upload);
+        else
+            files.read(name, parameter.shape, first, part, &upload);
+    }
+}
+
 constexpr const char* head_name = "lm_head.weight";
 
 std::string embedding_name(const Config& config) {
@@ -88,22 +103,23 @@ std::string load_weights(Parameters& p, const std::string& directory) {
     zero(p);
     Upload upload;
     for (const Parameter& parameter : p.table) {
+        if (parameter.group.adapter) continue;
         used.insert(parameter.name);
         // Either name is the one matrix's.
         const bool is_head = tied && &parameter == &p.table[0] && !files.find(parameter.name);
-        for (const Tensor& buffer : {p.weights_with(parameter), parameter.trains ? p.master : Tensor{}}) {
-            if (!buffer.data) continue;
-            const auto first = p.held(buffer, parameter).first;
-            const Tensor part = p.held_part(buffer, parameter);
-            const std::string& name = is_head && files.find(head_name) ? head_name : parameter.name;
-            if (parameter.transposed)
-                files.read_transposed(name, parameter.shape, first, part, upload);
-            else
-                files.read(name, parameter.shape, first, part, &upload);
-        }
+        read_weight(files, is_head && files.find(head_name) ? head_name : parameter.name, p, parameter,
+                    upload);
     }
     upload.finish();
     return files.unused(used);
+}
+
+void load_adapters(Parameters& p, const std::string& directory) {
+    const SafetensorsFile file(directory + "/" + adapter_file);
+    Upload upload;
+    for (const Parameter& parameter : p.table)
+        if (parameter.group.adapter) read_weight(file, parameter.name, p, parameter, upload);
+    upload.finish();
 }
 
 std::vector<NamedTensor> optimizer_tensors(const Parameters& p) {

@@ -14,6 +14,9 @@ Config load_config_of_weights(const std::string& directory, std::string& warning
 // Weights from Hugging Face's files, converted to the weights' type. Throws Error naming the tensor and the
 // file. Returns a line that names tensors of the files that the model has not; "" where it has all.
 std::string load_weights(Parameters& p, const std::string& directory);
+// The adapters of a checkpoint, in PEFT's file, beside weights that are there.
+constexpr const char* adapter_file = "adapter_model.safetensors";
+void load_adapters(Parameters& p, const std::string& directory);
 
 // The optimizer tensors that this rank writes into a checkpoint. Each group writes some of the tensors; each of its ranks writes its
 // shard of them: whole rows that follow those of the rank before. One rank writes everything.

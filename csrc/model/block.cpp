@@ -435,12 +435,14 @@ void forward_block(Model& m, int64_t layer, Run run, const CachedRows* cached) {
         linear_forward(m, a.*row.out, x, linear_weight(m, {layer, &row}),
                        row.adds_residual ? residual_of(m, layer, row) : Tensor{},
                        bias ? m.parameters.weight(*bias) : Tensor{});
+        if (has_adapter(m, row)) lora_forward(m, layer, row, a.*row.out, a.*row.x, !whole);
         if (feeds(row, Producer::attention)) normalize_and_rotate(m, layer, cached);
     }
 }
 
 void backward_block(Model& m, int64_t layer, bool accumulate) {
     const Activations& d = m.activations;
+    const BlockActivations& a = d.blocks[layer];
     for (const LinearRow& row : std::views::reverse(block_linears)) {
         const Recomputed again = recomputed(m.options.recompute, row, layer, in_fp8(m, layer));
         const Quantizable dout = output_gradient(m, {layer, &row}, d.*row.dout),
@@ -455,16 +457,17 @@ void backward_block(Model& m, int64_t layer, bool accumulate) {
         const bool rewrites = again.input_alone() && rewritten_by_backward(row.input);
         // Nothing reads the gradient of the input of the first block that trains, unless its norm trains.
         const bool reaches = &row != block_linears.data() || trains_input(m, layer);
-        if (reaches) {
-            linear_backward_input(m, d.*row.dx, dout, weight);
-            show_gradient(m, layer, row.x, d.*row.dx);
-        }
+        if (reaches) linear_backward_input(m, d.*row.dx, dout, weight);
+        if (has_adapter(m, row))
+            lora_backward_input(m, layer, row, reaches ? d.*row.dx : Tensor{}, d.*row.dout);
+        if (reaches) show_gradient(m, layer, row.x, d.*row.dx);
         if (reaches || rewrites) backward_producer(m, layer, row, rewrites, accumulate);
         Quantizable x = input_of(m, layer, row, true);
         x.rows = {};
         if (again.input_alone()) quantize_input(m, layer, row, x, true);
         const FlatParam& matrix = m.parameters.blocks[layer].*row.weight;
         if (matrix.trains) linear_backward_weight(m, m.parameters.gradient(matrix), dout, x, accumulate);
+        if (has_adapter(m, row)) lora_backward_weight(m, layer, row, d.*row.dout, a.*row.x, accumulate);
         if (row.norm && row.residual) show_gradient(m, layer, row.residual, d.dresidual);
     }
 }

@@ -27,6 +27,7 @@ struct LinearRow {
     const char* name;  // of the weight and of the output's gradient among the fp8 scales
     Producer input;    // computes x
     FlatParam BlockParameters::*weight, BlockParameters::*bias;  // of models that have one
+    Adapter BlockParameters::* adapter;                          // likewise
     Tensor BlockActivations::*x, BlockActivations::*x_codes, BlockActivations::*out;
     Tensor Activations::*dx, Activations::*dout;
     bool adds_residual;
@@ -50,6 +51,7 @@ inline constexpr std::array<LinearRow, 4> block_linears = [] {
                                       .input = Producer::norm,
                                       .weight = &P::qkv,
                                       .bias = &P::qkv_bias,
+                                      .adapter = &P::qkv_adapter,
                                       .x = &A::input_norm,
                                       .x_codes = &A::input_norm_codes,
                                       .out = &A::qkv,
@@ -66,6 +68,7 @@ inline constexpr std::array<LinearRow, 4> block_linears = [] {
                                       .input = Producer::attention,
                                       .weight = &P::o,
                                       .bias = &P::o_bias,
+                                      .adapter = &P::o_adapter,
                                       .x = &A::attention,
                                       .x_codes = &A::attention_codes,
                                       .out = &A::residual_mid,
@@ -78,6 +81,7 @@ inline constexpr std::array<LinearRow, 4> block_linears = [] {
                                       .input = Producer::norm,
                                       .weight = &P::gate_up,
                                       .bias = &P::gate_up_bias,
+                                      .adapter = &P::gate_up_adapter,
                                       .x = &A::post_norm,
                                       .x_codes = &A::post_norm_codes,
                                       .out = &A::gate_up,
@@ -94,6 +98,7 @@ inline constexpr std::array<LinearRow, 4> block_linears = [] {
                                       .input = Producer::activation,
                                       .weight = &P::down,
                                       .bias = &P::down_bias,
+                                      .adapter = &P::down_adapter,
                                       .x = &A::swiglu,
                                       .x_codes = &A::swiglu_codes,
                                       .out = &A::residual_out,

@@ -231,8 +231,10 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     if (config.tied && layers.end - layers.first < config.L)
         fail("layers ", layers.first, " to ", layers.end, " of ", config.L,
              ": expected all, since the embedding is also the head");
+    check_lora(config, options.lora);
     plan_parameters(parameters, config, options.precision, options.sharding, layers, options.frozen,
-                    options.training, arena);
+                    options.lora, options.training, arena);
+    if (options.lora.rank > 0) plan_lora(lora.emplace(), config, parameters, options, arena);
     if (options.fp8)
         plan_fp8(fp8.emplace(), *options.fp8, config, parameters, options.batch_size * options.seq_len,
                  options.micro_batches, arena);
@@ -266,6 +268,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
         forward_backward(*this, false);
     }
     if (options.training) llamac::optimizer_step(*this, {}, 0);
+    if (lora) hash_base(*this);
     if (fp8) fp8->measured.assign(static_cast<size_t>(fp8->slots), false);
     context.dry_run = false;
     if (workspace.asked)
@@ -277,6 +280,7 @@ void Model::allocate() {
     arena.allocate();
     if (workspace_bytes.data) workspace.use(workspace_bytes.data, workspace_bytes.bytes());
     if (fp8) reset_fp8(*fp8, config);
+    if (lora) reset_lora(*lora);
     copy_bytes(frequency.data, rope_frequencies(config).data(), frequency.bytes());
     const float of_mean = static_cast<float>(1.0 / static_cast<double>(options.batch_size * options.seq_len));
     copy_bytes(dloss.data, &of_mean, sizeof of_mean);

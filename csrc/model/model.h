@@ -9,6 +9,7 @@
 #include "core/dispatch.h"
 #include "core/library_gemm.h"
 #include "model/activations.h"
+#include "model/lora.h"
 #include "platform/stream.h"
 
 namespace llamac {
@@ -36,6 +37,7 @@ struct Model {
     std::vector<Activations> waiting;  // of the others in flight; use_micro_batch() exchanges them
     int64_t micro_batch = 0;           // which one `activations` are of
     std::optional<Fp8State> fp8;
+    std::optional<LoraState> lora;
     std::optional<KvCache> cache;
     Tensor frequency;  // f64 [HD/2], of RoPE
     // [1] each, which kernels read where the weights are. dloss: f32, the factor of the losses' gradients, 1 / N for the mean

@@ -2,12 +2,14 @@
 
 #include <fnmatch.h>
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <numeric>
 #include <ranges>
 #include <set>
 #include <utility>
 
+#include "core/random.h"
 #include "ops/operations.h"
 
 namespace llamac {
@@ -29,8 +31,9 @@ int64_t end_of(const Parameters& p) {
 // Progress of fill_table().
 struct Filling {
     const std::vector<std::string>& frozen;
-    int64_t rows = 0;             // also of layers that this model does not hold
-    int64_t frozen_elements = 0;  // so far
+    const Lora& lora;
+    int64_t rows = 0, adapters = 0;  // also of layers that this model does not hold
+    int64_t frozen_elements = 0;     // so far
 };
 
 bool is_frozen(const std::string& name, const std::vector<std::string>& patterns) {
@@ -54,32 +57,42 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
     std::vector<const ParameterRow*> present;
     for (const ParameterRow& row : rows)
         if (row.present) present.push_back(&row);
-    const auto first_row = std::exchange(filling.rows, filling.rows + std::ssize(present));
+    const auto is_adapter = [](const ParameterRow* row) { return row->group.adapter; };
+    const int64_t adapters = std::ranges::count_if(present, is_adapter),
+                  weights = std::ssize(present) - adapters;
+    // The random numbers of the weights are the same beside adapters, which follow in the table.
+    constexpr int64_t first_adapter = int64_t{1} << 20;
+    const int64_t first_row = std::exchange(filling.rows, filling.rows + weights),
+                  first_own =
+                      first_adapter + std::exchange(filling.adapters, filling.adapters + adapters) - weights;
     if (!held) return;
     const int64_t shards = p.sharding.group, segment = static_cast<int64_t>(p.segments.size());
     p.segments.push_back({p.segments.empty() ? 0 : end_of(p)});
     for (size_t i = 0; i < present.size();) {
         FlatParam& flat = *present[i]->flat;
-        const bool trains = !is_frozen(prefix + present[i]->name, filling.frozen);
+        const bool adapter = is_adapter(present[i]);
+        const bool trains = adapter || !is_frozen(prefix + present[i]->name, filling.frozen);
         flat = {trains ? end_of(p) : filling.frozen_elements, present[i]->shape, segment, 0, trains};
         const size_t begin = i;
         for (i++; i < present.size() && present[i]->flat == &flat; i++) flat.shape[0] += present[i]->shape[0];
         flat.shape[0] += present[begin]->padding;
         const int64_t row = flat.elements() / flat.shape[0];
+        const int64_t multiple = adapter && row % shard_rows == 0 ? 1 : shard_rows;
         flat.shard =
-            shards == 1 ? flat.elements() : round_up(flat.shape[0], shards * shard_rows) / shards * row;
+            shards == 1 ? flat.elements() : round_up(flat.shape[0], shards * multiple) / shards * row;
         int64_t offset = flat.offset;
         for (size_t k = begin; k < i; k++) {
             Parameter parameter{};
             parameter.shape = present[k]->shape;
             parameter.segment = segment;
             parameter.trains = trains;
-            parameter.name = prefix + present[k]->name;
+            parameter.name = (adapter ? "base_model.model." : "") + prefix + present[k]->name;
             parameter.group = present[k]->group;
             parameter.transposed = present[k]->transposed;
             if (!trains) parameter.group.update = Update::none;
-            parameter.rng_stream = static_cast<uint32_t>(4 * (first_row + static_cast<int64_t>(k)));
-            if (is_frozen(parameter.name, filling.frozen) == trains)
+            parameter.rng_stream =
+                static_cast<uint32_t>(4 * ((adapter ? first_own : first_row) + static_cast<int64_t>(k)));
+            if (!adapter && is_frozen(parameter.name, filling.frozen) == trains)
                 fail(prefix, present[begin]->name, " and ", parameter.name,
                      " are one matrix: expected both or neither of them frozen");
             place(p, parameter, flat, offset);
@@ -100,9 +113,11 @@ void fill_table(Parameters& p, const Config& c, Filling& filling) {
     p.blocks.resize(static_cast<size_t>(c.L));
     add(p, filling, "", parameters_before_blocks(c, p), p.holds_embedding());
     if (!p.holds_embedding()) p.segments.emplace_back();  // the first segment of a block is the second
-    for (int64_t l = 0; l < c.L; l++)
-        add(p, filling, block_prefix(c, l), block_parameters(c, p.blocks[l]),
-            l >= p.layers.first && l < p.layers.end);
+    for (int64_t l = 0; l < c.L; l++) {
+        std::vector<ParameterRow> rows = block_parameters(c, p.blocks[l]);
+        for (const ParameterRow& row : adapter_parameters(c, p.blocks[l], filling.lora)) rows.push_back(row);
+        add(p, filling, block_prefix(c, l), rows, l >= p.layers.first && l < p.layers.end);
+    }
     add(p, filling, "", parameters_after_blocks(c, p), p.holds_head());
     if (!p.holds_head()) p.segments.push_back({end_of(p)});
     if (c.tied) p.head = p.embedding;
@@ -134,10 +149,17 @@ int64_t count(const Config& c, bool (*chosen)(const ParameterRow&)) {
 // weight: the parameter's elements from `first` on.
 void fill(const Context& context, const Parameter& parameter, const Tensor& weight, int64_t first,
           double deviation, uint64_t seed) {
-    if (const std::optional<float> value = parameter.group.initial) {
+    if (const std::optional<float> value = parameter.group.initial; value || parameter.group.adapter) {
         const HostCopy copy(weight.data, weight.bytes());
+        // Uniform between -bound and bound: Kaiming's with a = sqrt(5).
+        const double bound = 1 / std::sqrt(static_cast<double>(parameter.shape.back()));
+        const auto drawn = [&](int64_t i) {
+            const Philox block = random_block(seed, 0, parameter.rng_stream, i / 4);
+            return static_cast<float>(bound * (2 * uniform(block.bits[i % 4]) - 1));
+        };
         visit_dtype<is_float>(weight.dtype, [&]<class T>() {
-            std::fill_n(static_cast<T*>(copy.data), weight.elements(), T(*value));
+            for (int64_t i = 0; i < weight.elements(); i++)
+                static_cast<T*>(copy.data)[i] = T(value ? *value : drawn(first + i));
         });
         copy.to_device();
     } else {
@@ -150,6 +172,40 @@ void fill(const Context& context, const Parameter& parameter, const Tensor& weig
 }
 
 }  // namespace
+
+std::vector<LoraTarget> lora_targets(const Config& c, const Lora& lora) {
+    using B = BlockParameters;
+    const int64_t q = c.q_size(), kv = c.kv_size();
+    std::vector<LoraTarget> chosen;
+    for (LoraTarget target : {LoraTarget{"q", "self_attn.q_proj", &B::qkv_adapter, 0, q, c.C},
+                              {"k", "self_attn.k_proj", &B::qkv_adapter, q, kv, c.C},
+                              {"v", "self_attn.v_proj", &B::qkv_adapter, q + kv, kv, c.C},
+                              {"o", "self_attn.o_proj", &B::o_adapter, 0, c.C, q},
+                              {"gate", "mlp.gate_proj", &B::gate_up_adapter, 0, c.F, c.C},
+                              {"up", "mlp.up_proj", &B::gate_up_adapter, c.F, c.F, c.C},
+                              {"down", "mlp.down_proj", &B::down_adapter, 0, c.C, c.F}}) {
+        if (lora.rank == 0 || std::ranges::count(lora.targets, target.name) == 0) continue;
+        for (const LoraTarget& each : chosen) target.index += each.adapter == target.adapter;
+        chosen.push_back(target);
+    }
+    return chosen;
+}
+
+std::vector<ParameterRow> adapter_parameters(const Config& c, BlockParameters& p, const Lora& lora) {
+    std::vector<ParameterRow> rows;
+    const std::vector<LoraTarget> targets = lora_targets(c, lora);
+    for (const LoraTarget& t : targets)
+        rows.push_back(
+            {std::string(t.module) + ".lora_A.weight", &(p.*t.adapter).a, {lora.rank, t.inputs}, adapters_a});
+    for (const LoraTarget& t : targets)
+        rows.push_back({std::string(t.module) + ".lora_B.weight",
+                        &(p.*t.adapter).b[t.index],
+                        {lora.rank, t.outputs},
+                        adapters_b,
+                        true,
+                        true});
+    return rows;
+}
 
 std::string block_prefix(const Config& c, int64_t layer) {
     return (c.is_gpt2() ? "transformer.h." : "model.layers.") + std::to_string(layer) + ".";
@@ -238,8 +294,8 @@ double flops_per_token(const Config& c, int64_t T) {
 double flops_per_token(const Parameters& p, const Config& c, int64_t T) {
     double flops = flops_per_token(c, T);
     for (const Parameter& parameter : p.table)
-        if (parameter.group.multiplied && !parameter.trains)
-            flops -= 2.0 * static_cast<double>(parameter.elements());
+        if (parameter.group.adapter || (parameter.group.multiplied && !parameter.trains))
+            flops += (parameter.trains ? 6.0 : -2.0) * static_cast<double>(parameter.elements());
     return flops;
 }
 
@@ -276,9 +332,9 @@ void plan_gather_buffers(GatherBuffers& buffers, const Parameters& p, bool apart
 
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
                      const Sharding& sharding, LayerRange layers, const std::vector<std::string>& frozen,
-                     bool training, Arena& arena) {
+                     const Lora& lora, bool training, Arena& arena) {
     p.sharding = sharding, p.layers = layers;
-    Filling filling{frozen};
+    Filling filling{frozen, lora};
     fill_table(p, config, filling);
     check_frozen(p, frozen);
     if (filling.frozen_elements) {
@@ -318,13 +374,15 @@ void zero(const Parameters& p) {
         if (t.data) CHECK(hipMemset(t.data, 0, static_cast<size_t>(t.bytes())));
 }
 
-void initialize(const Context& context, Parameters& p, const Config& config, uint64_t seed) {
-    zero(p);
+namespace {
+
+void initialize(const Context& context, Parameters& p, double deviation, uint64_t seed, bool adapters_alone) {
     for (const Parameter& parameter : p.table) {
+        if (adapters_alone && !parameter.group.adapter) continue;
         const Tensor& kept = p.weights_with(parameter);
         const auto [first, held] = p.held(kept, parameter);
         const Tensor weight = kept.data ? p.part(kept, parameter, first, held) : p.transient_weights(held);
-        fill(context, parameter, weight, first, config.initializer_range, seed);
+        fill(context, parameter, weight, first, deviation, seed);
         if (!p.master.data || !parameter.trains) continue;
         // The master weights take the rounded values.
         const auto [begin, count] = p.held(p.master, parameter);
@@ -333,6 +391,17 @@ void initialize(const Context& context, Parameters& p, const Config& config, uin
                           .accumulate = false});
     }
     CHECK(hipStreamSynchronize(context.stream));
+}
+
+}  // namespace
+
+void initialize(const Context& context, Parameters& p, const Config& config, uint64_t seed) {
+    zero(p);
+    initialize(context, p, config.initializer_range, seed, false);
+}
+
+void initialize_adapters(const Context& context, Parameters& p, uint64_t seed) {
+    initialize(context, p, 0, seed, true);
 }
 
 }  // namespace llamac

@@ -43,10 +43,17 @@ struct Segment {
     std::vector<FlatParam> flat_params = {};
 };
 
+// Of a linear with low-rank adapters (model/lora.h): A of its targets, which are rows of one matrix; Bᵀ of each target.
+struct Adapter {
+    FlatParam a;
+    std::array<FlatParam, 3> b;
+};
+
 struct BlockParameters {
     FlatParam input_norm, qkv, q_norm, k_norm, o, post_norm, gate_up, down;
     // Biases, of norms and of products.
     FlatParam input_norm_bias, qkv_bias, o_bias, post_norm_bias, gate_up_bias, down_bias;
+    Adapter qkv_adapter, o_adapter, gate_up_adapter, down_adapter;
 };
 
 struct ModelParameters {
@@ -63,8 +70,21 @@ struct ParameterGroup {
     bool decays;                   // weight decay applies
     bool multiplied;               // takes part in a matrix product, which counts as FLOPs
     Update update = Update::adamw;
+    bool adapter = false;  // trains beside frozen weights; `initial` of none: as PEFT draws A
 };
 constexpr ParameterGroup matrices{{}, true, true}, norms{1.0f, false, false}, biases{0.0f, false, false};
+
+constexpr ParameterGroup adapters_a{{}, true, true, Update::adamw, true},
+    adapters_b{0.0f, true, true, Update::adamw, true};
+
+// Low-rank adapters of all linears with these names: q, k, v, o, gate, up, down. rank 0: none.
+struct Lora {
+    int64_t rank = 0;
+    double alpha = 0;
+    std::vector<std::string> targets = {};
+
+    double scale() const { return alpha / static_cast<double>(rank); }
+};
 
 // The layers [first, end) that a model holds. The embedding belongs to layer 0, the final norm and the head to the last layer.
 struct LayerRange {
@@ -118,6 +138,19 @@ inline std::vector<ParameterRow> block_parameters(const Config& c, BlockParamete
             {"mlp.up_proj.weight", &p.gate_up, {c.F, c.C}, matrices},
             {"mlp.down_proj.weight", &p.down, {c.C, c.F}, matrices}};
 }
+
+// A linear of Hugging Face's with adapters.
+struct LoraTarget {
+    const char *name, *module;
+    Adapter BlockParameters::* adapter;
+    int64_t first, outputs;  // its rows in the weight that is fused of several
+    int64_t inputs;
+    int64_t index = 0;  // among the targets that are fused with it
+};
+// In the order of block_linears.
+std::vector<LoraTarget> lora_targets(const Config& config, const Lora& lora);
+std::vector<ParameterRow> adapter_parameters(const Config& config, BlockParameters& p, const Lora& lora);
+
 inline std::vector<ParameterRow> parameters_before_blocks(const Config& c, ModelParameters& p) {
     const ParameterGroup table{{}, true, c.tied};
     const int64_t padding = c.padded_V() - c.V;
@@ -224,16 +257,18 @@ inline constexpr StateRow optimizer_states[] = {{Update::adamw, "m.", "first mom
 int64_t count_parameters(const Config& config);
 // Forward and backward, causal attention: 6 * (parameters that are multiplied) + 6*L*NH*HD*T.
 double flops_per_token(const Config& config, int64_t T);
-// The same of a model of which some parameters are frozen: these count 4, as they have no gradient.
+// The same of a model with frozen parameters, which count 4, as they have no gradient, and with adapters.
 double flops_per_token(const Parameters& parameters, const Config& config, int64_t T);
 
 // Fills the table and plans its buffers; without training, those of the weights only. frozen: see ModelOptions.
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
                      const Sharding& sharding, LayerRange layers, const std::vector<std::string>& frozen,
-                     bool training, Arena& arena);
+                     const Lora& lora, bool training, Arena& arena);
 // Zeros all buffers, gaps between tensors included: the gradient norm reads them.
 void zero(const Parameters& p);
-// As transformers initializes a Llama. Moments and gradients are zeroed. Returns when the device is done.
+// As transformers initializes a Llama, and PEFT its adapters. Moments and gradients are zeroed. Returns when the device is done.
 void initialize(const Context& context, Parameters& p, const Config& config, uint64_t seed);
+// The adapters alone, beside weights that are there.
+void initialize_adapters(const Context& context, Parameters& p, uint64_t seed);
 
 }  // namespace llamac

@@ -199,6 +199,22 @@ void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
     fail(quote(rest[0]), ": expected a flag; --help lists them");
 }
 
+void check_lora(const Options& o) {
+    if (o.lora == 0) return;
+    const std::vector<std::string> known = split_list(Options().lora_targets),
+                                   targets = split_list(o.lora_targets);
+    for (const std::string& target : targets)
+        if (std::ranges::count(known, target) == 0 || std::ranges::count(targets, target) > 1)
+            fail(
+                "--lora-targets: expected a list of q, k, v, o, gate, up and down, each at most once, found ",
+                quote(o.lora_targets));
+    if (targets.empty())
+        fail("--lora-targets: expected at least one of q, k, v, o, gate, up and down, found none");
+    if (!o.freeze.empty()) fail("--freeze ", o.freeze, ": expected none, since --lora freezes all weights");
+    if (o.matmul_dtype == MatmulDType::fp8)
+        fail("--matmul-dtype fp8: expected storage with --lora, whose products read the inputs' values");
+}
+
 // Checks combinations of values, and replaces none and auto by their meaning where the machine does not matter.
 void resolve(Options& options) {
     for (std::string* data : {&options.train_data, &options.val_data})
@@ -223,6 +239,7 @@ void resolve(Options& options) {
     if (gradients.mantissa_bits < weights.mantissa_bits)
         fail("--grad-dtype ", gradients.name, ": expected ", weights.name, ", which --dtype ", weights.name,
              " needs");
+    check_lora(options);
     if (options.out.empty()) fail("--out: expected a directory, found \"\"");
     micro_batches(options, 1);
 }
@@ -302,7 +319,9 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
     m.graphs = o.graphs.value_or(graphs_by_default);
     m.skip_nonfinite = o.skip_nonfinite > 0;
     m.document_mask = o.document_mask;
-    m.frozen = split_list(o.freeze);
+    m.frozen = split_list(o.lora > 0 ? "*" : o.freeze);
+    m.lora = {o.lora, o.lora_alpha > 0 ? o.lora_alpha : static_cast<double>(o.lora),
+              split_list(o.lora_targets)};
     m.sharding = {rank, ranks, o.zero, shard_group(o, ranks), o.reduce_dtype};
     if (!fp8) return m;
     const bool fnuz = device_properties().fp8 == Fp8Units::fnuz;

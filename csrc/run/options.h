@@ -38,6 +38,9 @@ struct Options {
     std::string model;
     std::optional<Init> init;
     std::string freeze;
+    int64_t lora;
+    double lora_alpha;
+    std::string lora_targets;
 
     // Data
     std::string train_data, val_data;

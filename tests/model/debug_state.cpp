@@ -3,11 +3,13 @@
 // activation, gradient and the ten steps to OUT under the reference's names, in the order of computation. With `first`
 // where the file has it: attention is masked.
 // tests/model/test_model.py compares the two. fp8 (tests/model/test_fp8_model.py): products in fp8; also shows their scales and the
-// gradient of qkv as it enters a product. steps: shows what follows so many optimizer steps, weights included.
+// gradient of qkv as it enters a product. lora=RANK,ALPHA,TARGET,...: with the adapters in REFERENCE (tests/train/test_adapters.py).
+// steps: shows what follows so many optimizer steps, weights included.
 #include <deque>
 
 #include "checkpoint/config_json.h"
 #include "checkpoint/weights.h"
+#include "core/words.h"
 #include "model/optimizer.h"
 #include "platform/threads.h"
 #include "run/choices.h"
@@ -102,6 +104,7 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
     Model model(load_config(reference), options);
     model.allocate();
     load_weights(model.parameters, reference);
+    if (model.lora) load_adapters(model.parameters, reference);
     const AdamW adamw{setting("beta1"), setting("beta2"), setting("eps"), setting("weight_decay"),
                       setting("grad_clip")};
     const float lr = static_cast<float>(setting("lr"));
@@ -114,7 +117,7 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
     model.hook = nullptr;
     recorder.add_floats("loss", {static_cast<float>(loss)});
     for (const Parameter& parameter : model.parameters.table)
-        recorder.add("grad." + parameter.name, model.parameters.gradient(parameter));
+        if (parameter.trains) recorder.add("grad." + parameter.name, model.parameters.gradient(parameter));
     if (model.fp8) record_scales(recorder, model);
     if (steps)
         for (const Parameter& parameter : model.parameters.table)
@@ -165,7 +168,11 @@ int main(int argc, char** argv) {
             const std::string argument = argv[i];
             if (argument.starts_with("fp8="))
                 options.fp8 = parse_fp8(argument.substr(4));
-            else if (argument.starts_with("steps="))
+            else if (argument.starts_with("lora=")) {
+                const std::vector<std::string> parts = split_list(argument.substr(5));
+                options.lora = {std::stoll(parts[0]), std::stod(parts[1]), {parts.begin() + 2, parts.end()}};
+                options.frozen = {"*"};
+            } else if (argument.starts_with("steps="))
                 steps = std::stoi(argument.substr(6));
             else
                 options.kernels.push_back(argument);

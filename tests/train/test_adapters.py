@@ -1,10 +1,15 @@
 """Frozen weights (--freeze) and adapters (--lora) of the program and of llamac.Trainer."""
 
+import warnings
 from fnmatch import fnmatch
+from pathlib import Path
 
 import numpy as np
 import pytest
-from run import assert_same_state, flags, numbers, one_line, tensors
+import torch
+from debug_states import run_model
+from run import ROOT, T, V, assert_same_state, flags, numbers, one_line, tensors
+from safetensors.torch import save_file
 
 pytestmark = pytest.mark.program
 FROZEN = "model.embed_tokens.weight,model.layers.0.*,*norm.weight"
@@ -17,6 +22,60 @@ RANKS = {"2": {"devices": 2, "batch_size": 2}, "2 groups": {"devices": 4, "batch
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+MODULES = dict(zip("q k v o gate up down".split(), "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split(),
+                   strict=True))  # fmt: skip
+SETTINGS = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "grad_clip": 1.0}
+
+
+def adapted(folder: Path, model: str, targets: str, dtype: torch.dtype = torch.float64):
+    """A model in the folder, and PEFT's model of it with adapters of rank 4, which are there, too."""
+    peft = pytest.importorskip("peft", reason="the package peft is not installed")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(ROOT / f"tests/models/{model}.json"))
+    base.save_pretrained(folder)
+    wanted = peft.LoraConfig(r=4, lora_alpha=6, target_modules=[MODULES[t] for t in targets.split(",")], task_type="CAUSAL_LM")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers, at what peft calls
+        found = peft.get_peft_model(base, wanted)
+    for name, parameter in found.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    found.save_pretrained(folder)
+    return found.to(dtype)
+
+
+@pytest.mark.parametrize(
+    "model, targets, extra",
+    [
+        *(("tied-gqa", targets, ()) for targets in (*MODULES, "q,v", "k,v,up", ",".join(MODULES))),
+        ("qwen2", "q,k,v,o,down", ("f32", "norm,swiglu,qkv,attention")),
+        ("qwen3", "q,k,gate,up,down", ("f32", "block")),
+        ("qwen3", "q,k,gate,up,down", ("f32", "block:2", "100000")),
+    ],
+)
+def test_gradients_of_peft(build, tmp_path, model, targets, extra):
+    ours = adapted(tmp_path, model, targets)
+    tokens = torch.randint(V, (2, T + 1), generator=torch.Generator().manual_seed(2), dtype=torch.int32)
+    batch = {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
+    save_file(batch, tmp_path / "debug_state.safetensors", {key: str(value) for key, value in SETTINGS.items()})
+    logits = ours(input_ids=batch["tokens"].long()).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten().long())
+    loss.backward()
+    found = run_model(build, tmp_path, tmp_path / "out", *(extra[:1] or ("f32",)), *(extra[1:2] or ("none",)), *(extra[2:] or ("0",)),
+                      f"lora=4,6,{targets}")  # fmt: skip
+    assert found["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    for name, parameter in ours.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        gradient = parameter.grad.T if "lora_B" in name else parameter.grad  # as they lie in memory
+        got = found["grad." + name.replace(".default", "")]
+        size = gradient.abs().max().item()
+        np.testing.assert_allclose(got, gradient.numpy().ravel(), rtol=1e-4, atol=2e-6 * size, err_msg=name)
+    assert sum(name.startswith("grad.") for name in found) == sum(p.requires_grad for p in ours.parameters())
 
 
 @pytest.mark.parametrize("extra", [{}, AGAIN, FP8])

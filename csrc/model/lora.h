@@ -1,0 +1,45 @@
+// Low-rank adapters beside frozen linears (Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021):
+//
+//   out = x · weightᵀ + scale · (x · Aᵀ) · Bᵀ,   A [rank,in], B [out,rank], scale = alpha / rank
+//
+// A fused linear has an A and a B per target of it (parameters.h). The As are one matrix, [targets·rank, in]. The Bs are copied,
+// times the scale, into a block-diagonal matrix [targets·rank, out] before they enter a product, so that the adapters of a linear
+// take as many products as those of one target.
+#pragma once
+#include <array>
+#include <vector>
+
+#include "model/block.h"
+
+namespace llamac {
+
+struct LoraState {
+    std::vector<LoraTarget> targets;
+    // By the rows of block_linears: scale · Bᵀ of the layer at hand, [targets·rank, out], with zeros beside its blocks.
+    std::array<Tensor, block_linears.size()> b;
+    std::vector<Tensor> low;  // x · Aᵀ [N, targets·rank], by micro-batch, layer and row
+    Tensor dlow;              // the gradient of one of them
+    Tensor db;                // of one of `b`, beside its blocks, too
+    Tensor base;              // f64 [2]: the hash of the frozen weights
+};
+
+// Throws Error if the model has not the targets' linears.
+void check_lora(const Config& config, const Lora& lora);
+void plan_lora(LoraState& state, const Config& config, const Parameters& parameters,
+               const ModelOptions& options, Arena& arena);
+void reset_lora(const LoraState& state);
+// Hashes the frozen weights, by which a resumed run knows its base.
+void hash_base(Model& model);
+
+bool has_adapter(const Model& model, const LinearRow& row);
+// out += the adapters of a linear. again: its product with A is kept.
+void lora_forward(Model& model, int64_t layer, const LinearRow& row, const Tensor& out, const Tensor& x,
+                  bool again);
+// dx, which may have no data, += the adapters' part of the input's gradient. Precedes the next call, of the same linear.
+void lora_backward_input(Model& model, int64_t layer, const LinearRow& row, const Tensor& dx,
+                         const Tensor& dout);
+// The gradients of A and B.
+void lora_backward_weight(Model& model, int64_t layer, const LinearRow& row, const Tensor& dout,
+                          const Tensor& x, bool accumulate);
+
+}  // namespace llamac
