@@ -16,6 +16,7 @@ Config load_config_of_weights(const std::string& directory, std::string& warning
 std::string load_weights(Parameters& p, const std::string& directory);
 // The adapters of a checkpoint, in PEFT's file, beside weights that are there.
 constexpr const char* adapter_file = "adapter_model.safetensors";
+constexpr const char* base_name = "base.hash";  // of the frozen weights, among the optimizer's tensors
 void load_adapters(Parameters& p, const std::string& directory);
 
 // The optimizer tensors that this rank writes into a checkpoint. Each group writes some of the tensors; each of its ranks writes its

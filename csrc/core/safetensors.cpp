@@ -329,6 +329,9 @@ std::string find_weights(const std::string& directory) {
 WeightFiles::WeightFiles(const std::string& folder) : directory(folder) {
     const std::string single = directory + "/" + single_file, listing = directory + "/" + index_file,
                       found = find_weights(directory);
+    if (found != index_file && found != single_file && exists(directory + "/adapter_config.json"))
+        fail(directory, ": expected a model, found adapters of one; merge them: llamac export merge ",
+             directory, " NEW_DIR");
     if (begins_with(found, "pytorch_model.bin"))
         fail(directory, ": expected model.safetensors, found ", found,
              " alone; convert it: python -c \"from transformers import AutoModelForCausalLM as M; "

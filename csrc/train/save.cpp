@@ -1,5 +1,7 @@
 #include "train/save.h"
 
+#include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -51,8 +53,9 @@ Manifest manifest(const Trainer& t) {
     return m;
 }
 
-// The rank that writes the weight.
+// The rank that writes the weight; -1: none. PEFT reads adapters from one file.
 int64_t writer_of(const Trainer& t, const Parameter& parameter) {
+    if (t.model.lora) return parameter.group.adapter ? 0 : -1;
     return t.model.parameters.writer_of(parameter, t.ranks.count);
 }
 
@@ -100,9 +103,30 @@ std::string index_text(const Trainer& t) {
 
 Tensors own_optimizer_tensors(const Trainer& t) {
     Tensors tensors = optimizer_tensors(t.model.parameters);
-    if (t.ranks.is_first())
-        for (const NamedTensor& each : fp8_tensors(t.model)) tensors.push_back(each);
+    if (!t.ranks.is_first()) return tensors;
+    for (const NamedTensor& each : fp8_tensors(t.model)) tensors.push_back(each);
+    if (t.model.lora) tensors.push_back({base_name, t.model.lora->base});
     return tensors;
+}
+
+// adapter_config.json, as PEFT writes it.
+std::string adapter_config_text(const Trainer& t) {
+    const Lora& lora = t.model.options.lora;
+    std::error_code none;  // a preset's name is no path
+    const std::filesystem::path folder = std::filesystem::canonical(t.options.model, none);
+    nlohmann::ordered_json config = {{"peft_type", "LORA"},
+                                     {"task_type", "CAUSAL_LM"},
+                                     {"base_model_name_or_path", none ? t.options.model : folder.string()},
+                                     {"r", lora.rank},
+                                     {"lora_alpha", lora.alpha},
+                                     {"lora_dropout", 0.0},
+                                     {"bias", "none"},
+                                     {"fan_in_fan_out", false},
+                                     {"init_lora_weights", true},
+                                     {"inference_mode", true}};
+    for (const LoraTarget& target : t.model.lora->targets)
+        config["target_modules"].push_back(std::string(std::strrchr(target.module, '.') + 1));
+    return config.dump(2) + "\n";
 }
 
 // copy: of the weights and the optimizer state, to be written in their place; null: there is none.
@@ -114,20 +138,31 @@ std::vector<CheckpointFile> checkpoint_files(Trainer& t, const char* copy = null
     if (ranks.is_first())
         files.push_back(
             text_file("config.json", "config", config_json(t.config, t.model.options.precision.weights)));
-    const std::string weights_name = shard_name("model", ranks, ranks.own),
+    const bool adapters = t.model.lora.has_value(), writes_weights = !adapters || ranks.is_first();
+    const std::string weights_name = adapters ? adapter_file : shard_name("model", ranks, ranks.own),
                       optimizer_name = shard_name("optimizer", ranks, ranks.own);
+    const auto take_part = [&t] { visit_weights(t, [](const Parameter&, const Tensor&) {}); };
     if (copy) {
-        files.push_back({weights_name, "weights", rank, writing_copy(weights, copy)});
+        if (writes_weights) files.push_back({weights_name, "weights", rank, writing_copy(weights, copy)});
         files.push_back(
             {optimizer_name, "optimizer", rank, writing_copy(optimizer_state, copy + bytes_of(weights))});
     } else {
-        files.push_back({weights_name, "weights", rank, [&t](FileWriter& file) { write_weights(t, file); },
-                         [&t] { visit_weights(t, [](const Parameter&, const Tensor&) {}); }});
+        if (writes_weights)
+            files.push_back({weights_name, "weights", rank,
+                             [&t](FileWriter& file) { write_weights(t, file); }, take_part});
+        const std::function<void()> before = writes_weights ? std::function<void()>() : take_part;
         files.push_back({optimizer_name, "optimizer", rank,
-                         [optimizer_state](FileWriter& file) { write_safetensors(file, optimizer_state); }});
+                         [optimizer_state, before](FileWriter& file) {
+                             if (before) before();
+                             write_safetensors(file, optimizer_state);
+                         },
+                         before});
     }
     if (!ranks.is_first()) return files;
-    if (ranks.count > 1) files.push_back(text_file("model.safetensors.index.json", "index", index_text(t)));
+    if (adapters)
+        files.push_back(text_file("adapter_config.json", "adapter", adapter_config_text(t)));
+    else if (ranks.count > 1)
+        files.push_back(text_file("model.safetensors.index.json", "index", index_text(t)));
     for (const TokenizerFile& file : t.tokenizer_files)
         files.push_back(text_file(file.name, file.role, file.text));
     return files;

@@ -1,6 +1,7 @@
 #include "train/trainer.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -138,16 +139,41 @@ ResumePoint find_resume_point(const Options& o, const Ranks& ranks) {
     return first == "auto" || first == "none" ? found : find_checkpoint(o.out, first, ranks);
 }
 
-void set_initial_weights(Trainer& t) {
+// Weights by --model and --init.
+void load_base(Trainer& t) {
     const Options& o = t.options;
-    if (!o.resume) t.warn("--resume auto: no checkpoint in " + o.out + ": the run begins at step 0");
-    warn_of_changes(t, nullptr);
-    if (o.init == Init::load) return t.warn(load_weights(t.model.parameters, o.model));
+    const auto seed = static_cast<uint64_t>(o.seed);
+    if (o.init == Init::load) {
+        t.warn(load_weights(t.model.parameters, o.model));
+        return initialize_adapters(t.model.context, t.model.parameters, seed);
+    }
     std::error_code none;  // a path without access is no directory
     if (std::filesystem::is_directory(o.model, none) && find_weights(o.model).empty())
         t.warn("--model " + o.model + ": the directory has no weights; the initial weights are random");
-    if (!o.freeze.empty()) t.warn("--freeze: the frozen weights are random, and stay so");
-    initialize(t.model.context, t.model.parameters, t.config, static_cast<uint64_t>(o.seed));
+    if (t.model.parameters.frozen.data) t.warn("the frozen weights are random, and stay so");
+    initialize(t.model.context, t.model.parameters, t.config, seed);
+}
+
+void set_initial_weights(Trainer& t) {
+    if (!t.options.resume)
+        t.warn("--resume auto: no checkpoint in " + t.options.out + ": the run begins at step 0");
+    warn_of_changes(t, nullptr);
+    load_base(t);
+    if (t.model.lora) hash_base(t.model);
+}
+
+// The weights that the adapters of a checkpoint were trained beside, which it does not hold.
+void resume_adapters(Trainer& t, const std::string& states) {
+    load_base(t);
+    load_adapters(t.model.parameters, t.resumed_from);
+    hash_base(t.model);
+    std::array<double, 2> found{}, expected{};
+    CHECK(hipStreamSynchronize(t.model.context.stream));
+    copy_bytes(found.data(), t.model.lora->base.data, sizeof found);
+    SafetensorsFile(states).read(base_name, make_tensor(expected.data(), DType::f64, {2}));
+    if (found != expected)
+        fail("--model ", t.options.model, ": expected the weights beside which the adapters of ",
+             t.resumed_from, " were trained, found others");
 }
 
 // The data continues at the checkpoint's position, or after the sequences that --data-skip leaves out.
@@ -191,8 +217,11 @@ void resume(Trainer& t, const Manifest& manifest) {
         t.warn(t.resumed_from + ": the matrix products' choices are " + not_taken + ": other bits");
     warn_of_changes(t, &manifest);
     resume_data(t, manifest);
-    load_weights(t.model.parameters, t.resumed_from);
     const std::vector<std::string> states = files_of(manifest, "optimizer", t.resumed_from);
+    if (t.model.lora)
+        resume_adapters(t, states[0]);
+    else
+        load_weights(t.model.parameters, t.resumed_from);
     load_optimizer(t.model.parameters, states);
     if (manifest.step > 0) load_fp8(t.model, states[0], saved_fp8(manifest));
     t.step = manifest.step;

@@ -1,4 +1,5 @@
-"""`llamac export gguf DIR FILE.gguf` writes a model for llama.cpp; `llamac export hf DIR OUT`: export_hf.py.
+"""`llamac export gguf DIR FILE.gguf` writes a model for llama.cpp; `llamac export hf|merge DIR OUT`:
+export_hf.py.
 
 DIR is a checkpoint, a run's output folder with one, or any Hugging Face directory of such a model, with its
 tokenizer: byte-level BPE, or sentencepiece's BPE, as Llama 2 has it. Needs the package gguf.
@@ -20,7 +21,7 @@ from llamac.base.folders import how_to_fetch
 from llamac.data import chat, tokenizer
 from llamac.data.bpe import GPT2_SPLIT, LLAMA3_SPLIT
 from llamac.data.tokenizer_json import QWEN2_SPLIT, JsonTokenizer, split_pattern
-from llamac.inference.export_hf import write_hf
+from llamac.inference.export_hf import write_hf, write_merged
 from llamac.model import hf
 from llamac.model.architectures import MODEL_TYPES
 from llamac.model.checkpoint import find_model
@@ -222,18 +223,23 @@ def main() -> None:
         "export", "Export a model for other programs. DIR: a checkpoint or another Hugging Face directory."
     )
     formats = parser.add_subparsers(
-        dest="format", required=True, metavar="gguf|hf", parser_class=argparse.ArgumentParser
+        dest="format", required=True, metavar="gguf|hf|merge", parser_class=argparse.ArgumentParser
     )
     gguf = formats.add_parser("gguf", help="write FILE for llama.cpp")
     known = ["auto", "f32", "f16", "bf16"]
     gguf.add_argument("--dtype", default="auto", choices=known, help="type of the matrices")
     folder = formats.add_parser("hf", help="copy the model without its training state, with a model card")
-    for each, name, what in ((gguf, "FILE", "file to write"), (folder, "OUT", "new folder")):
+    merged = formats.add_parser("merge", help="add the adapters of --lora, or of PEFT, to their model")
+    for each, name, what in (
+        (gguf, "FILE", "file to write"),
+        (folder, "OUT", "new folder"),
+        (merged, "OUT", "new folder"),
+    ):
         each.add_argument("directory", metavar="DIR", help="config.json, weights, tokenizer")
         each.add_argument("file", metavar=name, help=what)
     args = parser.parse_args()
-    if args.format == "hf":
-        write_hf(args.directory, args.file)
+    if args.format != "gguf":
+        (write_hf if args.format == "hf" else write_merged)(args.directory, args.file)
         size = sum(path.stat().st_size for path in Path(args.file).iterdir())
     else:
         write_gguf(args.directory, args.file, args.dtype)

@@ -1,11 +1,16 @@
-"""`llamac export hf DIR OUT` copies a checkpoint's model, without its training state, and writes a card."""
+"""`llamac export hf DIR OUT` copies a checkpoint's model, without its training state, and writes a card;
+`llamac export merge DIR OUT` copies the model that a checkpoint's adapters belong to, and adds them to it.
+"""
 
 import os
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from llamac.base.errors import InputError
 from llamac.base.files import read_json
+from llamac.base.folders import how_to_fetch
 from llamac.base.log import read_log
 from llamac.data.tokenizer_json import SETTINGS
 from llamac.model import checkpoint, hf
@@ -76,9 +81,60 @@ To add before publishing: the license, the training data and its license, intend
 """
 
 
-def write_hf(directory: str | Path, out: str | Path) -> None:
+def add_adapters(adapters: Path, model: Path) -> None:
+    """Add PEFT's adapters to the weights of a model: weight += lora_alpha / r * B @ A. Raises InputError."""
+    config = read_json(adapters / hf.ADAPTER_CONFIG, {"r": int, "lora_alpha": float})
+    for name in (
+        "use_rslora",
+        "use_dora",
+        "fan_in_fan_out",
+        "rank_pattern",
+        "alpha_pattern",
+        "modules_to_save",
+    ):
+        if config.get(name):
+            raise InputError(
+                f"{adapters / hf.ADAPTER_CONFIG}: {name}: expected plain LoRA, found {config[name]}"
+            )
+    file, end = adapters / hf.ADAPTERS, ".lora_A.weight"
+    low = hf.read_header(file)
+    places = {
+        name: (path, stored) for path, own in hf.weight_files(model).items() for name, stored in own.items()
+    }
+    for name in (name for name in low if name.endswith(end)):
+        weight, other = (
+            name.removeprefix("base_model.model.").replace(end, ".weight"),
+            name.replace("_A.", "_B."),
+        )
+        if weight not in places or other not in low:
+            raise InputError(f"{file}: {name}: expected {other}, and {weight} in {model}, found none")
+        path, stored = places[weight]
+        a, b = (hf.read_array(file, low[each]) for each in (name, other))
+        if (len(b), a.shape[1]) != stored.shape or b.shape[1] != len(a):
+            expected = f"expected matrices [r,in] and [out,r] beside {list(stored.shape)}"
+            raise InputError(f"{file}: {name}: {expected}, found {list(a.shape)} and {list(b.shape)}")
+        hf.replace_array(
+            path, stored, hf.read_array(path, stored) + config["lora_alpha"] / config["r"] * (b @ a)
+        )
+
+
+def write_merged(directory: str | Path, out: str | Path) -> None:
+    """write_hf() of the model that the adapters of a checkpoint, or of PEFT, belong to, with them added."""
+    adapters = checkpoint.find_model(directory)
+    if not (adapters / hf.ADAPTER_CONFIG).is_file():
+        raise InputError(f"{directory}: expected adapters, found no {hf.ADAPTER_CONFIG}")
+    state(adapters)
+    where = adapters / hf.ADAPTER_CONFIG
+    base = read_json(where, {"base_model_name_or_path": str})["base_model_name_or_path"]
+    if not hf.find_weights(base):
+        expected = f"expected a directory with weights, found {base}{how_to_fetch(base)}"
+        raise InputError(f"{where}: base_model_name_or_path: {expected}")
+    write_hf(base, out, partial(add_adapters, adapters))
+
+
+def write_hf(directory: str | Path, out: str | Path, change: Callable[[Path], None] | None = None) -> None:
     """Copy config, weights and tokenizer of a checkpoint or another Hugging Face directory into a new folder,
-    and write README.md; the folder gets its name when it is whole. Raises InputError."""
+    change them there, and write README.md; the folder gets its name when it is whole. Raises InputError."""
     folder, out = checkpoint.find_model(directory), Path(out)
     if not folder.is_dir():
         raise InputError(f"{directory}: expected a directory with config.json and weights")
@@ -95,6 +151,8 @@ def write_hf(directory: str | Path, out: str | Path) -> None:
     try:
         for name in dict.fromkeys(names):
             shutil.copyfile(folder / name, temporary / name)
+        if change:
+            change(temporary)
         (temporary / "README.md").write_text(card(config, out.name, manifest, loss))
         os.replace(temporary, out)
     finally:

@@ -32,6 +32,7 @@ _TYPES = {name: DType(name.lower(), 0, name, f"int{k}") for k in _BITS for name 
 _TYPES |= {row.safetensors: row for row in TABLE.values() if row.in_files}
 _SIZE = range(2**63)
 _ENTRY = {"dtype": set(_TYPES), "shape": [_SIZE], "data_offsets": [_SIZE]}  # of a tensor
+ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 PREFIXES = {own.file_name("model") for own in MODEL_TYPES.values()}
 EMBEDDINGS = {own.file_name(EMBEDDING) for own in MODEL_TYPES.values()}
@@ -110,6 +111,9 @@ def weight_files(directory: str | Path) -> dict[Path, Header]:
     """{file: header of the tensors to take from it}: model.safetensors, or the index's shards. InputError."""
     single, index = (Path(directory) / name for name in WEIGHTS)
     name = find_weights(directory)
+    if name not in WEIGHTS and (Path(directory) / ADAPTER_CONFIG).exists():
+        merge = f"merge them: llamac export merge {directory} NEW_DIR"
+        raise InputError(f"{directory}: expected a model, found adapters of one; {merge}")
     if name and name not in WEIGHTS:
         _refuse_weights(directory, name)
     if name != index.name:
@@ -214,13 +218,33 @@ def read_arrays(
     Raises InputError."""
     for file, pairs, header in _find_stored(directory, shapes):
         for name, own in pairs:
-            row, shape, begin = header[own]
-            kind = "<u2" if row.name == "bf16" else f"<f{_bytes_of(row)}"
-            values = np.fromfile(file, kind, math.prod(shape), offset=begin).reshape(shape)
-            if row.name == "bf16":
-                values = (values.astype(np.uint32) << 16).view(np.float32)
-            with np.errstate(over="ignore"):  # of f64
-                yield name, row, values.astype(np.float32, copy=False)
+            yield name, header[own].type, read_array(file, header[own])
+
+
+def read_array(file: Path, stored: Stored) -> np.ndarray:
+    """Its values in f32."""
+    row, shape, begin = stored
+    values = np.fromfile(file, _kind(row), math.prod(shape), offset=begin).reshape(shape)
+    if row.name == "bf16":
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(over="ignore"):  # of f64
+        return values.astype(np.float32, copy=False)
+
+
+def replace_array(file: Path, stored: Stored, values: np.ndarray) -> None:
+    """Write others (f32) in its place, rounded to nearest (even)."""
+    row = stored.type
+    if row.name == "bf16":
+        bits = values.view(np.uint32)
+        rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
+        values = np.where(np.isnan(values), np.uint32(0x7FC0), rounded)
+    with open(file, "r+b") as target:
+        target.seek(stored.begin)
+        target.write(values.astype(_kind(row)).tobytes())
+
+
+def _kind(row: DType) -> str:
+    return "<u2" if row.name == "bf16" else f"<f{_bytes_of(row)}"
 
 
 def remove(path: str | Path) -> None:

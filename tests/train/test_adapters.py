@@ -1,5 +1,6 @@
 """Frozen weights (--freeze) and adapters (--lora) of the program and of llamac.Trainer."""
 
+import shutil
 import warnings
 from fnmatch import fnmatch
 from pathlib import Path
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from debug_states import run_model
-from run import ROOT, T, V, assert_same_state, flags, numbers, one_line, tensors
+from run import ROOT, T, V, assert_same_state, events, flags, numbers, one_line, run_llamac, tensors
 from safetensors.torch import save_file
 
 pytestmark = pytest.mark.program
@@ -24,8 +25,7 @@ def _one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-MODULES = dict(zip("q k v o gate up down".split(), "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split(),
-                   strict=True))  # fmt: skip
+MODULES = {name: f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
 SETTINGS = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "grad_clip": 1.0}
 
 
@@ -37,7 +37,8 @@ def adapted(folder: Path, model: str, targets: str, dtype: torch.dtype = torch.f
     torch.manual_seed(1)
     base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(ROOT / f"tests/models/{model}.json"))
     base.save_pretrained(folder)
-    wanted = peft.LoraConfig(r=4, lora_alpha=6, target_modules=[MODULES[t] for t in targets.split(",")], task_type="CAUSAL_LM")
+    modules = [MODULES[target] for target in targets.split(",")]
+    wanted = peft.LoraConfig(r=4, lora_alpha=6, target_modules=modules, task_type="CAUSAL_LM")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, at what peft calls
         found = peft.get_peft_model(base, wanted)
@@ -49,24 +50,25 @@ def adapted(folder: Path, model: str, targets: str, dtype: torch.dtype = torch.f
 
 
 @pytest.mark.parametrize(
-    "model, targets, extra",
+    "model, targets, recompute, chunk",
     [
-        *(("tied-gqa", targets, ()) for targets in (*MODULES, "q,v", "k,v,up", ",".join(MODULES))),
-        ("qwen2", "q,k,v,o,down", ("f32", "norm,swiglu,qkv,attention")),
-        ("qwen3", "q,k,gate,up,down", ("f32", "block")),
-        ("qwen3", "q,k,gate,up,down", ("f32", "block:2", "100000")),
+        *(("tied-gqa", each, "none", "0") for each in (*MODULES, "q,v", "k,v,up", ",".join(MODULES))),
+        ("qwen2", "q,k,v,o,down", "norm,swiglu,qkv,attention", "0"),
+        ("qwen3", "q,k,gate,up,down", "block", "0"),
+        ("qwen3", "q,k,gate,up,down", "block:2", "10000"),
     ],
 )
-def test_gradients_of_peft(build, tmp_path, model, targets, extra):
+def test_gradients_of_peft(build, tmp_path, model, targets, recompute, chunk):
     ours = adapted(tmp_path, model, targets)
     tokens = torch.randint(V, (2, T + 1), generator=torch.Generator().manual_seed(2), dtype=torch.int32)
     batch = {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
-    save_file(batch, tmp_path / "debug_state.safetensors", {key: str(value) for key, value in SETTINGS.items()})
+    save_file(
+        batch, tmp_path / "debug_state.safetensors", {key: str(value) for key, value in SETTINGS.items()}
+    )
     logits = ours(input_ids=batch["tokens"].long()).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten().long())
     loss.backward()
-    found = run_model(build, tmp_path, tmp_path / "out", *(extra[:1] or ("f32",)), *(extra[1:2] or ("none",)), *(extra[2:] or ("0",)),
-                      f"lora=4,6,{targets}")  # fmt: skip
+    found = run_model(build, tmp_path, tmp_path / "out", "f32", recompute, chunk, f"lora=4,6,{targets}")
     assert found["loss"] == pytest.approx(loss.item(), rel=1e-6)
     for name, parameter in ours.named_parameters():
         if not parameter.requires_grad:
@@ -108,9 +110,82 @@ def test_frozen_weights_of_ranks(train, data, tmp_path, ranks):
         ({"freeze": "lm_heads.*"}, "--freeze lm_heads.* matches none model.layers.0.input_layernorm.weight"),
         ({"freeze": "*"}, "--freeze train match all"),
         ({"freeze": "*.q_proj.*"}, "q_proj k_proj one matrix frozen"),
+        ({"lora": 4, "lora_targets": "q,gates"}, "--lora-targets q,gates up"),
+        ({"lora": 4, "lora_targets": "q,q"}, "--lora-targets once q,q"),
+        ({"lora": 4, "lora_targets": ""}, "--lora-targets none"),
+        ({"lora": 4, "freeze": "*norm*"}, "--freeze *norm* --lora"),
+        ({"lora": 4, "dtype": "bf16", "matmul_dtype": "fp8"}, "--matmul-dtype fp8 --lora"),
+        ({"lora": 4, "model": ROOT / "tests/models/gpt2.json"}, "--lora qwen3 gpt2"),
     ],
 )
 def test_bad_input(train, data, tmp_path, extra, words):
     line = one_line(train(*flags(data, tmp_path / "out", **extra), code=2))
     assert all(word in line for word in words.split()), line
     assert not (tmp_path / "out").exists()
+
+
+ADAPTERS = {"lora": 4, "lora_alpha": 6, "lr": 0.01, **SHORT}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    adapted(folder, "tied-gqa", "q")
+    for path in folder.glob("adapter*"):
+        path.unlink()
+    return folder
+
+
+@pytest.mark.parametrize("extra", [{"sample_every": 4, "sample_tokens": 3}, AGAIN])
+def test_a_run_with_adapters(train, data, tmp_path, base, extra):
+    """PEFT opens its checkpoints, and computes the program's loss; resuming has the run's bits."""
+    peft = pytest.importorskip("peft", reason="the package peft is not installed")
+    from transformers import AutoModelForCausalLM
+
+    run = ADAPTERS | {"model": base, "val_every": 4, "val_steps": 1, "val_data": f"{data}/val_*.bin"} | extra
+    train(*flags(data, tmp_path / "one", **run))
+    train(*flags(data, tmp_path / "two", resume=tmp_path / "one/step_000004", **run))
+    assert numbers(tmp_path / "two") == numbers(tmp_path / "one")[4:]
+    checkpoint = tmp_path / "one/step_000008"
+    for path in checkpoint.glob("*.safetensors"):
+        assert path.read_bytes() == (tmp_path / "two/step_000008" / path.name).read_bytes()
+    assert not list(checkpoint.glob("model*"))
+    found = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), checkpoint).double()
+    tokens = torch.from_numpy(
+        np.fromfile(data / "val_000.bin", np.uint16, 4 * T + 1, offset=1024).astype(int)
+    )
+    logits = found(input_ids=tokens[:-1].reshape(4, T)).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[1:]).item()
+    narrow = "dtype" in extra
+    assert events(tmp_path / "one", "val")[-1]["loss"] == pytest.approx(loss, rel=5e-3 if narrow else 1e-6)
+    if narrow:
+        return
+    run_llamac("export", "merge", tmp_path / "one", tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
+    for name, expected in found.float().merge_and_unload().state_dict().items():
+        np.testing.assert_allclose(merged[name], expected, rtol=1e-6, atol=1e-7, err_msg=name)
+    assert "export merge" in run_llamac("generate", checkpoint, "--prompt-ids", "1", code=2).stderr
+    assert "export merge" in one_line(train(*flags(data, tmp_path / "no", model=checkpoint), code=2))
+
+
+def test_adapters_of_another_model(train, data, tmp_path, base):
+    train(*flags(data, tmp_path / "one", model=base, **ADAPTERS))
+    other = shutil.copytree(base, tmp_path / "other")
+    damage = bytearray((other / "model.safetensors").read_bytes())
+    damage[-2] ^= 1
+    (other / "model.safetensors").write_bytes(damage)
+    run = ADAPTERS | {"model": other, "resume": tmp_path / "one/step_000004"}
+    line = one_line(train(*flags(data, tmp_path / "two", **run), code=2))
+    assert str(other) in line and "found others" in line
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_adapters_of_ranks(train, data, tmp_path, ranks):
+    run = {"steps": 4, "dtype": "bf16", **ADAPTERS, **RANKS[ranks]}
+    for level in range(4):
+        train(*flags(data, tmp_path / f"{level}", zero=level, **run))
+        assert numbers(tmp_path / f"{level}") == numbers(tmp_path / "0")
+        for stem in ("adapter_model", "optimizer"):
+            mine, first = (tensors(tmp_path / f"{k}/step_000004", stem) for k in (level, 0))
+            assert mine.keys() == first.keys()
+            assert all(np.array_equal(mine[name], first[name]) for name in mine)
