@@ -77,7 +77,7 @@ void check_resume(const Manifest& m, const std::string& directory, const Options
     same("optimizer-state", m.optimizer_state, asked.optimizer_state);
     same("master-weights", m.master_weights, asked.master_weights);
     // What trains. Checkpoints of earlier versions lack these flags.
-    for (const char* flag : {"freeze", "lora", "lora-alpha", "lora-targets"})
+    for (const char* flag : {"freeze", "lora", "lora-alpha", "lora-targets", "frozen-dtype"})
         if (const json now = asked.config[flag]; m.config.value(flag, json(now)) != now)
             fail(directory, ": was written with --", flag, " ", m.config[flag].dump(),
                  ", expected the same, found ", now.dump());

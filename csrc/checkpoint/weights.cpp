@@ -109,6 +109,10 @@ std::string load_weights(Parameters& p, const std::string& directory) {
         const bool is_head = tied && &parameter == &p.table[0] && !files.find(parameter.name);
         read_weight(files, is_head && files.find(head_name) ? head_name : parameter.name, p, parameter,
                     upload);
+        if (!parameter.coded) continue;
+        upload.finish();
+        encode(computing_context(), p, parameter);
+        CHECK(hipStreamSynchronize(computing_context().stream));
     }
     upload.finish();
     return files.unused(used);

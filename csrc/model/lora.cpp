@@ -75,7 +75,7 @@ void plan_lora(LoraState& state, const Config& c, const Parameters& p, const Mod
     }
     arena.plan("adapters", &state.db, shaped(o.precision.gradients, {largest}));
     arena.plan("adapters", &state.dlow, shaped(o.precision.weights, {N * widest}));
-    arena.plan("adapters", &state.base, shaped(DType::f64, {2}));
+    arena.plan("adapters", &state.base, shaped(DType::f64, {4}));
     state.low.resize(static_cast<size_t>(o.micro_batches * c.L) * block_linears.size());
     for (size_t i = 0; i < state.low.size(); i++) {
         const auto& adapter = first.*block_linears[i % block_linears.size()].adapter;
@@ -86,14 +86,19 @@ void plan_lora(LoraState& state, const Config& c, const Parameters& p, const Mod
 }
 
 void reset_lora(const LoraState& state) {
-    for (const Tensor& b : state.b)
-        if (b.data) CHECK(hipMemset(b.data, 0, static_cast<size_t>(b.bytes())));
+    for (const Tensor& t : {state.b[0], state.b[1], state.b[2], state.b[3], state.base})
+        if (t.data) CHECK(hipMemset(t.data, 0, static_cast<size_t>(t.bytes())));
 }
 
 void hash_base(Model& m) {
-    const Tensor& frozen = m.parameters.frozen;
-    hash(m.context, {.sum = m.lora->base,
-                     .x = make_tensor(frozen.data, DType::bf16, {frozen.bytes() / size_of(DType::bf16)})});
+    double* to = static_cast<double*>(m.lora->base.data);
+    for (const Tensor& weights : {m.parameters.frozen, m.parameters.codes}) {
+        if (weights.data)
+            hash(m.context,
+                 {.sum = make_tensor(to, DType::f64, {2}),
+                  .x = make_tensor(weights.data, DType::bf16, {weights.bytes() / size_of(DType::bf16)})});
+        to += 2;
+    }
 }
 
 bool has_adapter(const Model& m, const LinearRow& row) {

@@ -20,7 +20,7 @@ struct LoraState {
     std::vector<Tensor> low;  // x · Aᵀ [N, targets·rank], by micro-batch, layer and row
     Tensor dlow;              // the gradient of one of them
     Tensor db;                // of one of `b`, beside its blocks, too
-    Tensor base;              // f64 [2]: the hash of the frozen weights
+    Tensor base;              // f64 [4]: the hashes of the frozen weights, and of their codes
 };
 
 // Throws Error if the model has not the targets' linears.

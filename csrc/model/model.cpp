@@ -233,7 +233,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
              ": expected all, since the embedding is also the head");
     check_lora(config, options.lora);
     plan_parameters(parameters, config, options.precision, options.sharding, layers, options.frozen,
-                    options.lora, options.training, arena);
+                    options.frozen_codes, options.lora, options.training, arena);
     if (options.lora.rank > 0) plan_lora(lora.emplace(), config, parameters, options, arena);
     if (options.fp8)
         plan_fp8(fp8.emplace(), *options.fp8, config, parameters, options.batch_size * options.seq_len,

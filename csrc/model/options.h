@@ -31,6 +31,7 @@ struct ModelOptions {
     bool training = true;                  // false: weights and forward passes alone
     LayerRange layers = {};                // that the model holds
     std::vector<std::string> frozen = {};  // patterns (fnmatch) of the names of parameters that do not train
+    bool frozen_codes = false;             // whether frozen matrices of blocks are kept in fp8
     Lora lora = {};                        // adapters, which train beside frozen weights
     int64_t micro_batches = 1;             // whose activations are held at the same time
     CacheSize cache = {};  // of sequences that are continued; no cache where it has no positions

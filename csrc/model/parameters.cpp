@@ -31,9 +31,11 @@ int64_t end_of(const Parameters& p) {
 // Progress of fill_table().
 struct Filling {
     const std::vector<std::string>& frozen;
+    const bool codes;
     const Lora& lora;
     int64_t rows = 0, adapters = 0;  // also of layers that this model does not hold
-    int64_t frozen_elements = 0;     // so far
+    // So far, and of the largest coded one.
+    int64_t frozen_elements = 0, coded_elements = 0, coded_rows = 0, largest_coded = 0, widest_coded = 0;
 };
 
 bool is_frozen(const std::string& name, const std::vector<std::string>& patterns) {
@@ -72,7 +74,15 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
         FlatParam& flat = *present[i]->flat;
         const bool adapter = is_adapter(present[i]);
         const bool trains = adapter || !is_frozen(prefix + present[i]->name, filling.frozen);
-        flat = {trains ? end_of(p) : filling.frozen_elements, present[i]->shape, segment, 0, trains};
+        const bool coded = !trains && filling.codes && !prefix.empty() && present[i]->shape.size() == 2;
+        int64_t& frozen_elements = coded ? filling.coded_elements : filling.frozen_elements;
+        flat = {trains ? end_of(p) : frozen_elements,
+                present[i]->shape,
+                segment,
+                0,
+                trains,
+                coded,
+                filling.coded_rows};
         const size_t begin = i;
         for (i++; i < present.size() && present[i]->flat == &flat; i++) flat.shape[0] += present[i]->shape[0];
         flat.shape[0] += present[begin]->padding;
@@ -86,6 +96,8 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
             parameter.shape = present[k]->shape;
             parameter.segment = segment;
             parameter.trains = trains;
+            parameter.coded = coded;
+            parameter.first_row = flat.first_row + (offset - flat.offset) / row;
             parameter.name = (adapter ? "base_model.model." : "") + prefix + present[k]->name;
             parameter.group = present[k]->group;
             parameter.transposed = present[k]->transposed;
@@ -100,7 +112,11 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
             p.table.push_back(std::move(parameter));
         }
         if (!trains) {
-            filling.frozen_elements = round_up(flat.offset + flat.elements(), alignment);
+            frozen_elements = round_up(flat.offset + flat.elements(), alignment);
+            if (!coded) continue;
+            filling.coded_rows += flat.shape[0];
+            filling.largest_coded = std::max(filling.largest_coded, flat.elements());
+            filling.widest_coded = std::max(filling.widest_coded, row);
             continue;
         }
         p.segments.back().elements =
@@ -226,7 +242,8 @@ Tensor Parameters::matrix(const Tensor& buffer, int64_t offset, const FlatParam&
 }
 
 Tensor Parameters::part(const Tensor& buffer, const Parameter& p, int64_t first, int64_t count) const {
-    const int64_t at = p.trains && is_shared(buffer) ? p.place + first - p.first : p.offset + first;
+    const int64_t at =
+        p.trains && is_shared(buffer) ? p.place + first - p.first : (p.coded ? 0 : p.offset) + first;
     return make_tensor(static_cast<char*>(buffer.data) + at * size_of(buffer.dtype), buffer.dtype, {count});
 }
 
@@ -253,7 +270,8 @@ Tensor Parameters::in_use(const Tensor& buffer, const GatherBuffers& buffers, in
 }
 
 int64_t Parameters::writer_of(const Parameter& p, int64_t writers) const {
-    return (p.offset + p.elements() / 2) * writers / (p.trains ? elements : frozen.shape[0]);
+    return (p.offset + p.elements() / 2) * writers /
+           (p.trains ? elements : (p.coded ? codes : frozen).shape[0]);
 }
 
 int64_t Parameters::trained() const {
@@ -268,7 +286,7 @@ bool Parameters::trains_before(int64_t segment) const {
 }
 
 std::pair<int64_t, int64_t> Parameters::held(const Tensor& buffer, const Parameter& p) const {
-    if (!p.trains) return {0, frozen.data && buffer.data == frozen.data ? p.elements() : 0};
+    if (!p.trains) return {0, buffer.data && buffer.data == weights_with(p).data ? p.elements() : 0};
     return is_shared(buffer) ? std::pair{p.first, p.count} : std::pair{int64_t{0}, p.elements()};
 }
 
@@ -332,11 +350,17 @@ void plan_gather_buffers(GatherBuffers& buffers, const Parameters& p, bool apart
 
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
                      const Sharding& sharding, LayerRange layers, const std::vector<std::string>& frozen,
-                     const Lora& lora, bool training, Arena& arena) {
+                     bool frozen_codes, const Lora& lora, bool training, Arena& arena) {
     p.sharding = sharding, p.layers = layers;
-    Filling filling{frozen, lora};
+    Filling filling{frozen, frozen_codes, lora};
     fill_table(p, config, filling);
     check_frozen(p, frozen);
+    if (filling.coded_elements) {
+        arena.plan("frozen weights", &p.codes, shaped(DType::e4m3, {filling.coded_elements}));
+        arena.plan("frozen weights", &p.code_scales, shaped(DType::f32, {filling.coded_rows}));
+        arena.plan("frozen weights in use", &p.decoded, shaped(precision.weights, {filling.largest_coded}));
+        arena.plan("frozen weights in use", &p.column_scales, shaped(DType::f32, {filling.widest_coded}));
+    }
     if (filling.frozen_elements) {
         arena.plan("frozen weights", &p.frozen, shaped(precision.weights, {filling.frozen_elements}));
         int64_t largest = 0;
@@ -368,9 +392,40 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
         arena.plan("gradients being summed", &p.sums, shaped(*sharding.sums, {largest}));
 }
 
+namespace {
+
+struct Coded {
+    Tensor codes, scales;
+};
+Coded coded(const Parameters& p, const FlatParam& parameter) {
+    return {make_tensor(static_cast<char*>(p.codes.data) + parameter.offset, p.codes.dtype,
+                        {parameter.shape[0], parameter.shape[1]}),
+            make_tensor(p.code_scales.as<float>() + parameter.first_row, DType::f32, {parameter.shape[0]})};
+}
+
+}  // namespace
+
+Tensor decode(const Context& context, const Parameters& p, const FlatParam& parameter) {
+    const Tensor weight = p.weight(parameter);
+    if (!parameter.coded) return weight;
+    const auto [codes, scales] = coded(p, parameter);
+    scale_rows(context, {.out = weight, .x = codes, .row_scale = scales, .scale = 1.0, .accumulate = false});
+    return weight;
+}
+
+void encode(const Context& context, const Parameters& p, const FlatParam& parameter) {
+    const auto [codes, scales] = coded(p, parameter);
+    quantize_rows(context,
+                  {.out = codes,
+                   .inverse = scales,
+                   .inverse_transposed = make_tensor(p.column_scales.data, DType::f32, {parameter.shape[1]}),
+                   .x = p.weight(parameter),
+                   .limit = info(codes.dtype).largest});
+}
+
 void zero(const Parameters& p) {
-    for (const Tensor& t : {p.weights, p.gradients, p.master, p.m, p.v, p.frozen, p.weight_buffers.memory,
-                            p.gradient_buffers.memory})
+    for (const Tensor& t : {p.weights, p.gradients, p.master, p.m, p.v, p.frozen, p.codes,
+                            p.weight_buffers.memory, p.gradient_buffers.memory})
         if (t.data) CHECK(hipMemset(t.data, 0, static_cast<size_t>(t.bytes())));
 }
 
@@ -383,6 +438,7 @@ void initialize(const Context& context, Parameters& p, double deviation, uint64_
         const auto [first, held] = p.held(kept, parameter);
         const Tensor weight = kept.data ? p.part(kept, parameter, first, held) : p.transient_weights(held);
         fill(context, parameter, weight, first, deviation, seed);
+        if (parameter.coded) encode(context, p, parameter);
         if (!p.master.data || !parameter.trains) continue;
         // The master weights take the rounded values.
         const auto [begin, count] = p.held(p.master, parameter);

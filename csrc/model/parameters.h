@@ -33,6 +33,8 @@ struct FlatParam {
     int64_t segment = 0;              // where it lies: Parameters::segments
     int64_t shard = 0;                // elements of each shard, the last of which may end in padding
     bool trains = true;
+    bool coded = false;     // frozen, in fp8: `offset` is that in Parameters::codes
+    int64_t first_row = 0;  // of its codes: in Parameters::code_scales
 
     int64_t elements() const;
 };
@@ -198,7 +200,10 @@ struct Parameters : ModelParameters {
     // [elements], or if the buffer is sharded, [elements / ranks of a group]: this rank's shards. master has no data if it is not
     // kept; neither have sharded weights with a master, because each gather rounds the master.
     Tensor weights, gradients, master, m, v;
-    Tensor frozen;         // weights of parameters that do not train, on every rank
+    Tensor frozen;  // weights of parameters that do not train, on every rank
+    // The same of coded ones: e4m3, and f32 of each row. decoded: one of them in the weights' type, of the last decode().
+    Tensor codes, code_scales, decoded;
+    Tensor column_scales;  // that quantisation also computes
     Tensor frozen_vector;  // of the largest frozen vector: norms write gradients that nothing reads
     GatherBuffers weight_buffers, gradient_buffers;
     // A segment's gradients in the type in which they are summed over the ranks; no data where that is their own.
@@ -214,7 +219,9 @@ struct Parameters : ModelParameters {
     int64_t segment_of(int64_t layer) const { return layer - layers.first + 1; }
     bool is_shared(const Tensor& buffer) const { return buffer.shape[0] < elements; }
     // The buffer with the weights of a parameter.
-    const Tensor& weights_with(const FlatParam& p) const { return p.trains ? weights : frozen; }
+    const Tensor& weights_with(const FlatParam& p) const {
+        return p.trains ? weights : p.coded ? decoded : frozen;
+    }
     // Elements first .. first+count of a parameter, [count]; a buffer of shards must hold them.
     Tensor part(const Tensor& buffer, const Parameter& parameter, int64_t first, int64_t count) const;
     // This rank's shard of a flat parameter, [shard].
@@ -227,7 +234,8 @@ struct Parameters : ModelParameters {
     Tensor transient_weights(int64_t count) const;
     // The operands of kernels.
     Tensor weight(const FlatParam& p) const {
-        return p.trains ? in_segment(weights_of(p.segment), p) : matrix(frozen, p.offset, p);
+        return p.trains ? in_segment(weights_of(p.segment), p)
+                        : matrix(weights_with(p), p.coded ? 0 : p.offset, p);
     }
     Tensor gradient(const FlatParam& p) const {
         return p.trains ? in_segment(gradients_of(p.segment), p) : matrix(frozen_vector, 0, p);
@@ -263,7 +271,10 @@ double flops_per_token(const Parameters& parameters, const Config& config, int64
 // Fills the table and plans its buffers; without training, those of the weights only. frozen: see ModelOptions.
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
                      const Sharding& sharding, LayerRange layers, const std::vector<std::string>& frozen,
-                     const Lora& lora, bool training, Arena& arena);
+                     bool frozen_codes, const Lora& lora, bool training, Arena& arena);
+// The weight of a parameter; of a coded one, in Parameters::decoded, from its codes, or into them.
+Tensor decode(const Context& context, const Parameters& p, const FlatParam& parameter);
+void encode(const Context& context, const Parameters& p, const FlatParam& parameter);
 // Zeros all buffers, gaps between tensors included: the gradient norm reads them.
 void zero(const Parameters& p);
 // As transformers initializes a Llama, and PEFT its adapters. Moments and gradients are zeroed. Returns when the device is done.

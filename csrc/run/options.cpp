@@ -215,6 +215,13 @@ void check_lora(const Options& o) {
         fail("--matmul-dtype fp8: expected storage with --lora, whose products read the inputs' values");
 }
 
+void check_frozen_codes(const Options& o) {
+    if (o.lora == 0 && o.freeze.empty())
+        fail("--frozen-dtype fp8: expected frozen weights, by --lora or --freeze, found none");
+    if (o.matmul_dtype == MatmulDType::fp8)
+        fail("--frozen-dtype fp8: expected --matmul-dtype storage, found fp8");
+}
+
 // Checks combinations of values, and replaces none and auto by their meaning where the machine does not matter.
 void resolve(Options& options) {
     for (std::string* data : {&options.train_data, &options.val_data})
@@ -240,6 +247,7 @@ void resolve(Options& options) {
         fail("--grad-dtype ", gradients.name, ": expected ", weights.name, ", which --dtype ", weights.name,
              " needs");
     check_lora(options);
+    if (options.frozen_dtype == MatmulDType::fp8) check_frozen_codes(options);
     if (options.out.empty()) fail("--out: expected a directory, found \"\"");
     micro_batches(options, 1);
 }
@@ -320,6 +328,7 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
     m.skip_nonfinite = o.skip_nonfinite > 0;
     m.document_mask = o.document_mask;
     m.frozen = split_list(o.lora > 0 ? "*" : o.freeze);
+    m.frozen_codes = o.frozen_dtype == MatmulDType::fp8;
     m.lora = {o.lora, o.lora_alpha > 0 ? o.lora_alpha : static_cast<double>(o.lora),
               split_list(o.lora_targets)};
     m.sharding = {rank, ranks, o.zero, shard_group(o, ranks), o.reduce_dtype};

@@ -41,6 +41,7 @@ struct Options {
     int64_t lora;
     double lora_alpha;
     std::string lora_targets;
+    MatmulDType frozen_dtype;
 
     // Data
     std::string train_data, val_data;

@@ -108,6 +108,7 @@ std::vector<Change> precision_changes(const Options& o) {
     change(&Options::dtype, DType::bf16, "dtype bf16");
     change(&Options::grad_dtype, DType::bf16, "grad-dtype bf16");
     change(&Options::master_weights, false, "master-weights off");
+    if (o.lora > 0 || !o.freeze.empty()) change(&Options::frozen_dtype, MatmulDType::fp8, "frozen-dtype fp8");
     return changes;
 }
 

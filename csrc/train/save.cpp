@@ -176,12 +176,13 @@ void visit_weights(Trainer& t, const std::function<void(const Parameter&, const 
     model.gathered = {};
     for (const Parameter& parameter : p.table) {
         gather_weights(model, parameter.segment, -1);
-        if (model.options.sharding.shares_weights()) {
+        const Tensor weight = decode(model.context, p, parameter);
+        if (model.options.sharding.shares_weights() || parameter.coded) {
             const Event gathered;
             gathered.record(model.stream.handle);
             gathered.wait();
         }
-        visit(parameter, p.weight(parameter));
+        visit(parameter, weight);
     }
 }
 

@@ -167,10 +167,10 @@ void resume_adapters(Trainer& t, const std::string& states) {
     load_base(t);
     load_adapters(t.model.parameters, t.resumed_from);
     hash_base(t.model);
-    std::array<double, 2> found{}, expected{};
+    std::array<double, 4> found{}, expected{};
     CHECK(hipStreamSynchronize(t.model.context.stream));
     copy_bytes(found.data(), t.model.lora->base.data, sizeof found);
-    SafetensorsFile(states).read(base_name, make_tensor(expected.data(), DType::f64, {2}));
+    SafetensorsFile(states).read(base_name, make_tensor(expected.data(), DType::f64, {4}));
     if (found != expected)
         fail("--model ", t.options.model, ": expected the weights beside which the adapters of ",
              t.resumed_from, " were trained, found others");

@@ -89,7 +89,7 @@ void Verifier::name_rows() {
     gradients = rows.size();
     const std::vector<Parameter>& table = p.table;
     for (auto parameter = table.rbegin(); parameter != table.rend(); ++parameter)
-        rows.push_back({"the gradient", parameter->name});
+        if (parameter->trains) rows.push_back({"the gradient", parameter->name});
     squares = rows.size();
     rows.push_back({"the norm", "all gradients"});
     results = rows.size();
@@ -126,9 +126,11 @@ void Verifier::hash_state(const OptimizerState& state, size_t row, int column) {
 void Verifier::hash_gradients(int column) {
     const Parameters& p = model.parameters;
     size_t row = gradients;
-    for (auto parameter = p.table.rbegin(); parameter != p.table.rend(); ++parameter, row++) {
+    for (auto parameter = p.table.rbegin(); parameter != p.table.rend(); ++parameter) {
+        if (!parameter->trains) continue;
         const auto [first, count] = p.held(p.m, *parameter);
         if (count > 0) hash(p.part(p.gradients, *parameter, first, count), row, column);
+        row++;
     }
 }
 

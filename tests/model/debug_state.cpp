@@ -172,7 +172,9 @@ int main(int argc, char** argv) {
                 const std::vector<std::string> parts = split_list(argument.substr(5));
                 options.lora = {std::stoll(parts[0]), std::stod(parts[1]), {parts.begin() + 2, parts.end()}};
                 options.frozen = {"*"};
-            } else if (argument.starts_with("steps="))
+            } else if (argument == "frozen=fp8")
+                options.frozen_codes = true;
+            else if (argument.starts_with("steps="))
                 steps = std::stoi(argument.substr(6));
             else
                 options.kernels.push_back(argument);

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 pytestmark = pytest.mark.program
 FROZEN = "model.embed_tokens.weight,model.layers.0.*,*norm.weight"
 SHORT = {"val_every": 0, "val_data": "none"}
+E4M3 = {"frozen_dtype": "fp8"}
 FP8 = {"dtype": "bf16", "matmul_dtype": "fp8", "fp8_weights": "stored"}
 AGAIN = {"dtype": "bf16", "recompute": "norm,swiglu,qkv", "verify_every": 3}
 RANKS = {"2": {"devices": 2, "batch_size": 2}, "2 groups": {"devices": 4, "batch_size": 1, "shard_group": 2}}
@@ -26,7 +27,14 @@ def _one_thread(monkeypatch):
 
 
 MODULES = {name: f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
-SETTINGS = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "grad_clip": 1.0}
+SETTINGS = {
+    "lr": "1e-2",
+    "beta1": "0.9",
+    "beta2": "0.95",
+    "eps": "1e-8",
+    "weight_decay": "0.1",
+    "grad_clip": "1",
+}
 
 
 def adapted(folder: Path, model: str, targets: str, dtype: torch.dtype = torch.float64):
@@ -62,9 +70,7 @@ def test_gradients_of_peft(build, tmp_path, model, targets, recompute, chunk):
     ours = adapted(tmp_path, model, targets)
     tokens = torch.randint(V, (2, T + 1), generator=torch.Generator().manual_seed(2), dtype=torch.int32)
     batch = {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
-    save_file(
-        batch, tmp_path / "debug_state.safetensors", {key: str(value) for key, value in SETTINGS.items()}
-    )
+    save_file(batch, tmp_path / "debug_state.safetensors", SETTINGS)
     logits = ours(input_ids=batch["tokens"].long()).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten().long())
     loss.backward()
@@ -80,7 +86,33 @@ def test_gradients_of_peft(build, tmp_path, model, targets, recompute, chunk):
     assert sum(name.startswith("grad.") for name in found) == sum(p.requires_grad for p in ours.parameters())
 
 
-@pytest.mark.parametrize("extra", [{}, AGAIN, FP8])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_codes_are_the_rounded_weights(build, tmp_path, dtype):
+    """Frozen weights in fp8 have the bits of a model whose matrices are the codes' values."""
+    from safetensors.torch import load_file
+
+    rounded = tmp_path / "rounded"
+    for folder in (tmp_path, rounded):
+        adapted(folder, "qwen3", "q,v,gate,down")
+        batch = {name: torch.arange(2 * T, dtype=torch.int32).reshape(2, T) for name in ("tokens", "targets")}
+        save_file(
+            batch, folder / "debug_state.safetensors", {key: str(value) for key, value in SETTINGS.items()}
+        )
+    weights = load_file(rounded / "model.safetensors")
+    for name, weight in weights.items():
+        if name.startswith("model.layers.") and weight.dim() == 2:
+            weight = weight.to({"f32": torch.float32, "bf16": torch.bfloat16}[dtype]).float()
+            scale = 2 ** torch.floor(torch.log2(448 / weight.abs().amax(1, keepdim=True)))
+            weights[name] = (weight * scale).to(torch.float8_e4m3fn).float() / scale
+    save_file(weights, rounded / "model.safetensors", {"format": "pt"})
+    lora = ("none", "0", "lora=4,6,q,v,gate,down")
+    found = run_model(build, tmp_path, tmp_path / "out", dtype, *lora, "frozen=fp8")
+    expected = run_model(build, rounded, tmp_path / "out", dtype, *lora)
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not np.array_equal(found[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("extra", [{}, AGAIN, FP8, E4M3])
 def test_frozen_weights_stay(train, data, tmp_path, extra):
     """A resumed run has the bits of one that ran through; only what trains changes and has moments."""
     run = {"freeze": FROZEN, **SHORT, **extra}
@@ -111,6 +143,7 @@ def test_frozen_weights_of_ranks(train, data, tmp_path, ranks):
         ({"freeze": "*"}, "--freeze train match all"),
         ({"freeze": "*.q_proj.*"}, "q_proj k_proj one matrix frozen"),
         ({"lora": 4, "lora_targets": "q,gates"}, "--lora-targets q,gates up"),
+        (E4M3, "--frozen-dtype fp8 --lora --freeze"),
         ({"lora": 4, "lora_targets": "q,q"}, "--lora-targets once q,q"),
         ({"lora": 4, "lora_targets": ""}, "--lora-targets none"),
         ({"lora": 4, "freeze": "*norm*"}, "--freeze *norm* --lora"),
@@ -136,7 +169,7 @@ def base(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("extra", [{"sample_every": 4, "sample_tokens": 3}, AGAIN])
+@pytest.mark.parametrize("extra", [{"sample_every": 4, "sample_tokens": 3}, AGAIN, AGAIN | E4M3])
 def test_a_run_with_adapters(train, data, tmp_path, base, extra):
     """PEFT opens its checkpoints, and computes the program's loss; resuming has the run's bits."""
     peft = pytest.importorskip("peft", reason="the package peft is not installed")
@@ -157,6 +190,8 @@ def test_a_run_with_adapters(train, data, tmp_path, base, extra):
     logits = found(input_ids=tokens[:-1].reshape(4, T)).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[1:]).item()
     narrow = "dtype" in extra
+    if "frozen_dtype" in extra:
+        return
     assert events(tmp_path / "one", "val")[-1]["loss"] == pytest.approx(loss, rel=5e-3 if narrow else 1e-6)
     if narrow:
         return
