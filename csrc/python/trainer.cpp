@@ -138,7 +138,8 @@ py::dict parameters(LockedTrainer& t) {
     for (const Parameter& p : t.model.parameters.table) {
         py::array_t<float> values(p.shape);
         to.push_back(values.mutable_data());
-        all[p.name.c_str()] = values;
+        all[p.name.c_str()] =
+            p.group.adapter && p.transposed ? py::object(values.attr("T")) : values;  // as in files
     }
     const Turn turn(t);
     size_t next = 0;

@@ -81,41 +81,42 @@ To add before publishing: the license, the training data and its license, intend
 """
 
 
+# Fields of PEFT's adapter_config.json that mean other products than those of plain LoRA.
+OTHER_ADAPTERS = [
+    "use_rslora",
+    "use_dora",
+    "fan_in_fan_out",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+]
+
+
 def add_adapters(adapters: Path, model: Path) -> None:
     """Add PEFT's adapters to the weights of a model: weight += lora_alpha / r * B @ A. Raises InputError."""
-    config = read_json(adapters / hf.ADAPTER_CONFIG, {"r": int, "lora_alpha": float})
-    for name in (
-        "use_rslora",
-        "use_dora",
-        "fan_in_fan_out",
-        "rank_pattern",
-        "alpha_pattern",
-        "modules_to_save",
-    ):
-        if config.get(name):
-            raise InputError(
-                f"{adapters / hf.ADAPTER_CONFIG}: {name}: expected plain LoRA, found {config[name]}"
-            )
-    file, end = adapters / hf.ADAPTERS, ".lora_A.weight"
+    where, file, end = adapters / hf.ADAPTER_CONFIG, adapters / hf.ADAPTERS, ".lora_A.weight"
+    config = read_json(where, {"r": range(1, 2**31), "lora_alpha": float})
+    if other := [name for name in OTHER_ADAPTERS if config.get(name)]:
+        raise InputError(f"{where}: expected plain LoRA, found {other[0]}")
     low = hf.read_header(file)
-    places = {
-        name: (path, stored) for path, own in hf.weight_files(model).items() for name, stored in own.items()
-    }
-    for name in (name for name in low if name.endswith(end)):
-        weight, other = (
-            name.removeprefix("base_model.model.").replace(end, ".weight"),
-            name.replace("_A.", "_B."),
-        )
-        if weight not in places or other not in low:
-            raise InputError(f"{file}: {name}: expected {other}, and {weight} in {model}, found none")
-        path, stored = places[weight]
-        a, b = (hf.read_array(file, low[each]) for each in (name, other))
-        if (len(b), a.shape[1]) != stored.shape or b.shape[1] != len(a):
-            expected = f"expected matrices [r,in] and [out,r] beside {list(stored.shape)}"
-            raise InputError(f"{file}: {name}: {expected}, found {list(a.shape)} and {list(b.shape)}")
-        hf.replace_array(
-            path, stored, hf.read_array(path, stored) + config["lora_alpha"] / config["r"] * (b @ a)
-        )
+    files = hf.weight_files(model).items()
+    places = {name: (path, own) for path, header in files for name, own in header.items()}
+    for stem in (name.removesuffix(end) for name in low if name.endswith(end)):
+        a, b, target = stem + end, stem + ".lora_B.weight", stem.removeprefix("base_model.model.") + ".weight"
+        if b not in low or target not in places:
+            raise InputError(f"{file}: {a}: expected {b}, and {target} in {model}, found none")
+        path, weight = places[target]
+        r, sizes = config["r"], weight.shape if len(weight.shape) == 2 else (0, 0)
+        for name, own, shape in (
+            (a, low[a], (r, sizes[1])),
+            (b, low[b], (sizes[0], r)),
+            (target, weight, sizes),
+        ):
+            if own.shape != shape or own.type.mantissa_bits == 0:
+                found = f"found {own.type.safetensors} {list(own.shape)}"
+                raise InputError(f"{file}: {name}: expected floating point {list(shape)}, {found}")
+        delta = hf.read_array(file, low[b]) @ hf.read_array(file, low[a])
+        hf.replace_array(path, weight, hf.read_array(path, weight) + config["lora_alpha"] / r * delta)
 
 
 def write_merged(directory: str | Path, out: str | Path) -> None:

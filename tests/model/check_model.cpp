@@ -159,10 +159,11 @@ TEST(check_frozen) {
         const Bits one = whole(config, all), two = whole(config, some, true);
         Model m(config, some), before(config, some);
         prepare(before);
-        int64_t trained = 0, frozen = 0;
+        int64_t trained = 0, frozen = 0, multiplied = 0;
         for (const Parameter& parameter : m.parameters.table) {
             const std::string bits = two.at("new " + parameter.name);
             (parameter.trains ? trained : frozen) += parameter.elements();
+            if (!parameter.trains && parameter.group.multiplied) multiplied += parameter.elements();
             if (parameter.trains)
                 check(two.at(parameter.name) == one.at(parameter.name),
                       c.name + ": gradient of " + parameter.name);
@@ -174,6 +175,8 @@ TEST(check_frozen) {
         const Parameters& p = m.parameters;
         check(frozen > trained && trained <= p.elements && p.elements < trained + 64 * std::ssize(p.table));
         check(p.gradients.elements() == p.elements && p.m.elements() == p.elements);
+        check(p.trained() == trained &&
+              flops_per_token(p, config, 8) == flops_per_token(config, 8) - 2.0 * multiplied);
     }
     ModelOptions half = options_of(cases[0]);
     half.frozen = {"*q_proj*"};

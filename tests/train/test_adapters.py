@@ -1,5 +1,6 @@
 """Frozen weights (--freeze) and adapters (--lora) of the program and of llamac.Trainer."""
 
+import json
 import shutil
 import warnings
 from fnmatch import fnmatch
@@ -9,8 +10,24 @@ import numpy as np
 import pytest
 import torch
 from debug_states import run_model
-from run import ROOT, T, V, assert_same_state, events, flags, numbers, one_line, run_llamac, tensors
+from run import (
+    ROOT,
+    T,
+    V,
+    assert_same_state,
+    events,
+    flags,
+    numbers,
+    one_line,
+    run_llamac,
+    tensors,
+    trainer_flags,
+)
 from safetensors.torch import save_file
+
+import llamac
+from llamac.base.errors import InputError
+from llamac.inference.export_hf import write_merged
 
 pytestmark = pytest.mark.program
 FROZEN = "model.embed_tokens.weight,model.layers.0.*,*norm.weight"
@@ -174,6 +191,11 @@ def test_a_run_with_adapters(train, data, tmp_path, base, extra):
     for path in checkpoint.glob("*.safetensors"):
         assert path.read_bytes() == (tmp_path / "two/step_000008" / path.name).read_bytes()
     assert not list(checkpoint.glob("model*"))
+    saved = tensors(checkpoint, "adapter_model")
+    shown = llamac.Trainer(
+        **trainer_flags(data, tmp_path / "three", resume=str(checkpoint), **run)
+    ).parameters()
+    assert all(np.array_equal(shown[name], value) for name, value in saved.items())
     found = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), checkpoint).double()
     tokens = torch.from_numpy(
         np.fromfile(data / "val_000.bin", np.uint16, 4 * T + 1, offset=1024).astype(int)
@@ -192,6 +214,29 @@ def test_a_run_with_adapters(train, data, tmp_path, base, extra):
         np.testing.assert_allclose(merged[name], expected, rtol=1e-6, atol=1e-7, err_msg=name)
     assert "export merge" in run_llamac("generate", checkpoint, "--prompt-ids", "1", code=2).stderr
     assert "export merge" in one_line(train(*flags(data, tmp_path / "no", model=checkpoint), code=2))
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"r": 5}, "lora_A.weight expected [5, 48] found F32 [4, 48]"),
+        ({"use_dora": True}, "plain LoRA use_dora"),
+        (
+            {"base_model_name_or_path": "owner/model"},
+            "base_model_name_or_path weights owner/model hf download",
+        ),
+        ({"lora_alpha": "8"}, "lora_alpha a number"),
+    ],
+)
+def test_adapters_that_cannot_be_merged(tmp_path, change, words):
+    adapted(tmp_path / "model", "tied-gqa", "q")
+    config = tmp_path / "model/adapter_config.json"
+    fields = json.loads(config.read_text()) | {"base_model_name_or_path": str(tmp_path / "model")}
+    config.write_text(json.dumps(fields | change))
+    with pytest.raises(InputError) as error:
+        write_merged(tmp_path / "model", tmp_path / "out")
+    assert all(word in str(error.value) for word in words.split()), error.value
+    assert not (tmp_path / "out").exists()
 
 
 def test_adapters_of_another_model(train, data, tmp_path, base):
