@@ -426,7 +426,10 @@ std::FILE* console_of(const Ranks& ranks) {
 std::string next_commands(const std::string& out, const Trainer& t) {
     const std::string word = shell_word(out),
                       talk = has_chat_template(t.tokenizer_files) ? "llamac chat " : "llamac generate ";
-    return (t.data.tokenizer ? talk + word + "\n" : "") + "llamac report " + word;
+    const std::string report = "llamac report " + word;
+    if (t.model.lora)
+        return "llamac export merge " + word + " " + shell_word(out + "-merged") + "\n" + report;
+    return (t.data.tokenizer ? talk + word + "\n" : "") + report;
 }
 
 // program: its name on the command line. connecting: seconds until the ranks were connected.

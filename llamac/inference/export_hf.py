@@ -93,7 +93,10 @@ OTHER_ADAPTERS = [
 
 
 def add_adapters(adapters: Path, model: Path) -> None:
-    """Add PEFT's adapters to the weights of a model: weight += lora_alpha / r * B @ A. Raises InputError."""
+    """Add PEFT's adapters to the weights of a model: weight += lora_alpha / r * B @ A. Files of the tokenizer
+    that are beside them replace the model's. Raises InputError."""
+    for name in (name for name in OTHERS if (adapters / name).is_file()):
+        shutil.copyfile(adapters / name, model / name)
     where, file, end = adapters / hf.ADAPTER_CONFIG, adapters / hf.ADAPTERS, ".lora_A.weight"
     config = read_json(where, {"r": range(1, 2**31), "lora_alpha": float})
     if other := [name for name in OTHER_ADAPTERS if config.get(name)]:
