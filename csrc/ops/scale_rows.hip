@@ -146,7 +146,7 @@ Operation scale_rows(
      {"naive", "one thread per element", instantiations<LLAMAC_SCALED(scale_rows_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_SCALED(scale_rows_reference), scale_rows_reference<double, double>>()}},
-    [](const Call& c) { return 2.0 * c["K"] * c["C"]; });
+    [](const Call&) { return 0.0; });  // it moves memory; codes are no operands of a product
 
 }  // namespace
 }  // namespace llamac

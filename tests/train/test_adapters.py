@@ -17,6 +17,7 @@ from run import (
     assert_same_state,
     events,
     flags,
+    losses,
     numbers,
     one_line,
     run_llamac,
@@ -248,6 +249,13 @@ def test_adapters_of_another_model(train, data, tmp_path, base):
     run = ADAPTERS | {"model": other, "resume": tmp_path / "one/step_000004"}
     line = one_line(train(*flags(data, tmp_path / "two", **run), code=2))
     assert str(other) in line and "found others" in line
+
+
+def test_accumulation(train, data, tmp_path):
+    for batch_size in (4, 1):
+        run = {"batch_size": batch_size, "total_batch_size": 4 * T, **ADAPTERS}
+        train(*flags(data, tmp_path / f"{batch_size}", **run))
+    np.testing.assert_allclose(losses(tmp_path / "1"), losses(tmp_path / "4"), rtol=2e-6)
 
 
 @pytest.mark.parametrize("ranks, trained", [("2", ADAPTERS), ("2 groups", {"freeze": FROZEN, **SHORT})])
