@@ -150,7 +150,8 @@ void load_base(Trainer& t) {
     std::error_code none;  // a path without access is no directory
     if (std::filesystem::is_directory(o.model, none) && find_weights(o.model).empty())
         t.warn("--model " + o.model + ": the directory has no weights; the initial weights are random");
-    if (t.model.parameters.frozen.data) t.warn("the frozen weights are random, and stay so");
+    if (t.model.parameters.frozen.data || t.model.parameters.codes.data)
+        t.warn("the frozen weights are random, and stay so");
     initialize(t.model.context, t.model.parameters, t.config, seed);
 }
 
