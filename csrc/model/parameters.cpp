@@ -53,70 +53,78 @@ void place(const Parameters& p, Parameter& parameter, const FlatParam& flat, int
     parameter.place = flat.offset / p.sharding.group + std::max<int64_t>(0, offset - own);
 }
 
+// The row's number among the streams of random numbers: those of weights are the same beside adapters.
+int64_t next_number(Filling& filling, const ParameterRow& row) {
+    constexpr int64_t first_adapter = int64_t{1} << 20;
+    return row.group.adapter ? first_adapter + filling.adapters++ : filling.rows++;
+}
+
+// A row as a part of a flat parameter, from `offset` on.
+Parameter parameter_of(const Parameters& p, Filling& filling, const std::string& prefix,
+                       const ParameterRow& row, const FlatParam& flat, int64_t offset) {
+    Parameter parameter{};
+    static_cast<FlatParam&>(parameter) = flat;
+    parameter.shape = row.shape;
+    parameter.first_row += (offset - flat.offset) / (flat.elements() / flat.shape[0]);
+    parameter.name = (row.group.adapter ? "base_model.model." : "") + prefix + row.name;
+    parameter.group = row.group;
+    parameter.transposed = row.transposed;
+    if (!flat.trains) parameter.group.update = Update::none;
+    parameter.rng_stream = static_cast<uint32_t>(4 * next_number(filling, row));
+    place(p, parameter, flat, offset);
+    return parameter;
+}
+
+void end_frozen(Filling& filling, const FlatParam& flat) {
+    const int64_t elements = flat.elements();
+    (flat.coded ? filling.coded_elements : filling.frozen_elements) =
+        round_up(flat.offset + elements, alignment);
+    if (!flat.coded) return;
+    filling.coded_rows += flat.shape[0];
+    filling.largest_coded = std::max(filling.largest_coded, elements);
+    filling.widest_coded = std::max(filling.widest_coded, flat.shape[1]);
+}
+
 // A segment of the rows, or, where the model does not hold them, nothing.
 void add(Parameters& p, Filling& filling, const std::string& prefix, const std::vector<ParameterRow>& rows,
          bool held) {
     std::vector<const ParameterRow*> present;
     for (const ParameterRow& row : rows)
         if (row.present) present.push_back(&row);
-    const auto is_adapter = [](const ParameterRow* row) { return row->group.adapter; };
-    const int64_t adapters = std::ranges::count_if(present, is_adapter),
-                  weights = std::ssize(present) - adapters;
-    // The random numbers of the weights are the same beside adapters, which follow in the table.
-    constexpr int64_t first_adapter = int64_t{1} << 20;
-    const int64_t first_row = std::exchange(filling.rows, filling.rows + weights),
-                  first_own =
-                      first_adapter + std::exchange(filling.adapters, filling.adapters + adapters) - weights;
-    if (!held) return;
+    if (!held) {
+        for (const ParameterRow* row : present) next_number(filling, *row);
+        return;
+    }
     const int64_t shards = p.sharding.group, segment = static_cast<int64_t>(p.segments.size());
     p.segments.push_back({p.segments.empty() ? 0 : end_of(p)});
     for (size_t i = 0; i < present.size();) {
-        FlatParam& flat = *present[i]->flat;
-        const bool adapter = is_adapter(present[i]);
-        const bool trains = adapter || !is_frozen(prefix + present[i]->name, filling.frozen);
-        const bool coded = !trains && filling.codes && !prefix.empty() && present[i]->shape.size() == 2;
-        int64_t& frozen_elements = coded ? filling.coded_elements : filling.frozen_elements;
-        flat = {trains ? end_of(p) : frozen_elements,
-                present[i]->shape,
-                segment,
-                0,
-                trains,
-                coded,
-                filling.coded_rows};
+        const ParameterRow& first = *present[i];
+        const auto trains = [&](const ParameterRow& row) {
+            return row.group.adapter || !is_frozen(prefix + row.name, filling.frozen);
+        };
+        FlatParam& flat = *first.flat;
+        flat = {.shape = first.shape, .segment = segment, .trains = trains(first)};
+        flat.coded = !flat.trains && filling.codes && !prefix.empty() && flat.shape.size() == 2;
+        flat.offset = flat.trains ? end_of(p) : flat.coded ? filling.coded_elements : filling.frozen_elements;
+        flat.first_row = filling.coded_rows;
         const size_t begin = i;
         for (i++; i < present.size() && present[i]->flat == &flat; i++) flat.shape[0] += present[i]->shape[0];
-        flat.shape[0] += present[begin]->padding;
+        flat.shape[0] += first.padding;
         const int64_t row = flat.elements() / flat.shape[0];
-        const int64_t multiple = adapter && row % shard_rows == 0 ? 1 : shard_rows;
+        // Adapters have few rows.
+        const int64_t multiple = first.group.adapter && row % shard_rows == 0 ? 1 : shard_rows;
         flat.shard =
             shards == 1 ? flat.elements() : round_up(flat.shape[0], shards * multiple) / shards * row;
         int64_t offset = flat.offset;
         for (size_t k = begin; k < i; k++) {
-            Parameter parameter{};
-            parameter.shape = present[k]->shape;
-            parameter.segment = segment;
-            parameter.trains = trains;
-            parameter.coded = coded;
-            parameter.first_row = flat.first_row + (offset - flat.offset) / row;
-            parameter.name = (adapter ? "base_model.model." : "") + prefix + present[k]->name;
-            parameter.group = present[k]->group;
-            parameter.transposed = present[k]->transposed;
-            if (!trains) parameter.group.update = Update::none;
-            parameter.rng_stream =
-                static_cast<uint32_t>(4 * ((adapter ? first_own : first_row) + static_cast<int64_t>(k)));
-            if (!adapter && is_frozen(parameter.name, filling.frozen) == trains)
-                fail(prefix, present[begin]->name, " and ", parameter.name,
+            if (trains(*present[k]) != flat.trains)
+                fail(prefix, first.name, " and ", prefix, present[k]->name,
                      " are one matrix: expected both or neither of them frozen");
-            place(p, parameter, flat, offset);
-            offset += parameter.elements();
-            p.table.push_back(std::move(parameter));
+            p.table.push_back(parameter_of(p, filling, prefix, *present[k], flat, offset));
+            offset += p.table.back().elements();
         }
-        if (!trains) {
-            frozen_elements = round_up(flat.offset + flat.elements(), alignment);
-            if (!coded) continue;
-            filling.coded_rows += flat.shape[0];
-            filling.largest_coded = std::max(filling.largest_coded, flat.elements());
-            filling.widest_coded = std::max(filling.widest_coded, row);
+        if (!flat.trains) {
+            end_frozen(filling, flat);
             continue;
         }
         p.segments.back().elements =
