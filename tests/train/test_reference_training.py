@@ -153,7 +153,7 @@ def test_dropout_is_not_applied(tmp_path, rate):
 
 
 def test_a_sequence_longer_than_the_positions(tmp_path):
-    with pytest.raises(InputError, match="--seq-len: expected at most 64, the model.s longest sequence, found 65"):
+    with pytest.raises(InputError, match="expected at most 64, the model's longest sequence, found 65"):
         run_training(tmp_path, "a", "--model", f"{ROOT}/tests/models/gpt2.json", "--seq-len", "65")
 
 
