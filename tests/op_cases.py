@@ -155,13 +155,15 @@ def repeat_kv_backward(i):
 
 def visible(i, causal, window):
     """Which keys a query sees [B or 1,1,T,S]; None: all up to its own, of as many keys as queries."""
-    (T, S), first = (i[name].shape[1] for name in "qk"), i.get("first")
-    if causal and not window and first is None and T == S:
+    (T, S), first, end = (i[name].shape[1] for name in "qk"), i.get("first"), i.get("end")
+    if causal and not window and first is None and end is None and T == S:
         return None
     own, key = torch.arange(S - T, S)[:, None], torch.arange(S)
     seen = key <= own if causal else torch.ones(T, S, dtype=torch.bool)
     seen = seen & (key > own - window) if window else seen
-    return seen[None, None] if first is None else (seen & (key >= first[:, :, None]))[:, None]
+    seen = seen if first is None else seen & (key >= first[:, :, None])
+    seen = seen if end is None else seen & (key < end[:, :, None])
+    return seen.expand(-1 if seen.dim() == 3 else 1, T, S)[:, None]
 
 
 def attention(q, k, v, seen=None):
@@ -189,7 +191,7 @@ def saved_results(name, i, **mask):
     """Inputs of operation `name` that are results of other inputs, saved by the forward pass: in f64."""
     if name != "attention_backward":
         return {}
-    return attention_forward({n: i[n].double() for n in "qkv"} | {"first": i["first"]}, **mask)
+    return attention_forward({n: i[n].double() for n in "qkv"} | {n: i[n] for n in ("first", "end")}, **mask)
 
 
 def attention_backward(i, causal=True, window=0):
@@ -467,8 +469,8 @@ CASES = {
     "qk_norm_rope_backward": Case(qk_norm_rope_backward, HEADS, (False,), backward=True),
     "repeat_kv_forward": Case(repeat_kv_forward, HEADS),
     "repeat_kv_backward": Case(repeat_kv_backward, HEADS, backward=True),
-    "attention_forward": Case(attention_forward, HEADS, (SCALE,), absent=("first",)),
-    "attention_backward": Case(attention_backward, HEADS, (SCALE,), backward=True, absent=("first",)),
+    "attention_forward": Case(attention_forward, HEADS, (SCALE,), absent=("first", "end")),
+    "attention_backward": Case(attention_backward, HEADS, (SCALE,), backward=True, absent=("first", "end")),
     "attention_decode": Case(attention_decode, DECODE, (SCALE,)),
     "argmax": Case(argmax, CLASSES),
     "swiglu_forward": Case(swiglu_forward, FEED),
@@ -528,6 +530,9 @@ def make_inputs(
             value = torch.randint(sizes[operand["bound"]], shape, generator=generator, dtype=torch.int32)
         elif operand["begins"]:
             value = begins(shape, sizes[operand["begins"]], generator)
+        elif operand["ends"]:  # those of the documents from the back
+            behind = begins(shape, shape[1], generator).flip(1)
+            value = (sizes[operand["ends"]] - behind).clamp(min=1)
         else:
             value = torch.randn(shape, generator=generator, dtype=torch.float64).to(DTYPES[dtype])
         values[operand["name"]] = value.abs() if operand["positive"] else value

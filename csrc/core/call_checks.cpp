@@ -52,12 +52,14 @@ void check_indices(const Operation& op, std::span<const Tensor> tensors, size_t 
     }
 }
 
-// Non-decreasing along each sequence, and no later than the row's own position.
-void check_begins(const Operation& op, std::span<const Tensor> tensors, size_t i) {
+// Non-decreasing along each sequence; beginnings no later than the row's own position, ends behind it.
+void check_range(const Operation& op, std::span<const Tensor> tensors, size_t i) {
     const Operand& o = op.operands[i];
     const Tensor& t = tensors[i];
     if (!t.data || t.rank != 2 || t.dtype != DType::i32 || !t.contiguous()) return;
-    const int64_t rows = t.shape[1], seen = size_of_dimension(op, tensors, o.begins), before = seen - rows;
+    const bool ends = o.ends >= 0;
+    const int64_t rows = t.shape[1], seen = size_of_dimension(op, tensors, ends ? o.ends : o.begins),
+                  before = seen - rows;
     // run() has yet to compare the shapes.
     if (seen == 0 || rows != size_of_dimension(op, tensors, o.shape[1].symbol)) return;
     for (int64_t b = 0; b < t.shape[0]; b++)
@@ -67,7 +69,9 @@ void check_begins(const Operation& op, std::span<const Tensor> tensors, size_t i
                 fail(op.name, ": ", o.name, "[", b, ",", n, "] is ", value, ", expected ", expected...);
             };
             if (value < 0) refuse("0 or more");
-            if (value > before + n) refuse("at most ", before + n, ", the row's own position");
+            if (!ends && value > before + n) refuse("at most ", before + n, ", the row's own position");
+            if (ends && value <= before + n) refuse("more than ", before + n, ", the row's own position");
+            if (value > seen) refuse("at most ", seen, ", the number of keys");
             if (value < last) refuse("at least ", last, ", the value before it");
             last = value;
         }
@@ -205,7 +209,7 @@ void check_memory(const Operation& op, std::span<const Tensor> tensors, std::spa
         check_alignment(op, o, tensors[i]);
         if (o.output && o.strided && !has_distinct_elements(tensors[i]))
             fail(op.name, ": ", o.name, " overlaps itself, expected strides that keep its elements apart");
-        if (o.begins >= 0 && memory == Backend::host) check_begins(op, tensors, i);
+        if ((o.begins >= 0 || o.ends >= 0) && memory == Backend::host) check_range(op, tensors, i);
         if (o.bound >= 0 && memory == Backend::host) check_indices(op, tensors, i, none, wide >> i & 1);
     }
     if (may_overlap) check_overlaps(op, tensors, fresh);

@@ -98,7 +98,7 @@ struct Parser {
         return found;
     }
     struct OperandMarks {
-        std::vector<Place> bound, begins, except, adds_if, random, with, may_share;
+        std::vector<Place> bound, begins, ends, except, adds_if, random, with, may_share;
     };
     std::vector<OperandMarks> marks;
 
@@ -207,6 +207,9 @@ struct Parser {
         } else if (eat_word("begins")) {
             only(o.holds_integers() && o.shape.size() == 2, "'begins' only after an i32 of two dimensions");
             m.begins = arguments("a dimension letter");
+        } else if (eat_word("ends")) {
+            only(o.holds_integers() && o.shape.size() == 2, "'ends' only after an i32 of two dimensions");
+            m.ends = arguments("a dimension letter");
         } else if (eat_word("except")) {
             only(o.holds_integers(), "'except' only after an i32");
             m.except = arguments("a scalar of type int");
@@ -427,6 +430,7 @@ struct Parser {
             Operand& o = op.operands[i];
             for (const Place& p : marks[i].bound) o.bound = dimension_of(p);
             for (const Place& p : marks[i].begins) o.begins = dimension_of(p);
+            for (const Place& p : marks[i].ends) o.ends = dimension_of(p);
             for (const Place& p : marks[i].except) o.except = scalar_of(p, 'i', "a scalar of type int");
             for (const Place& p : marks[i].adds_if) o.adds_if = scalar_of(p, 'b', "a scalar of type bool");
             for (size_t k = 0; k < marks[i].random.size(); k++) {

@@ -38,6 +38,7 @@ struct Operand {
     bool rounded = false;  // values have the precision of the first letter's type
     int bound = -1;        // <V: the dimension that limits the values of indices
     int begins = -1;       // begins(S): rows are the last elements of that dimension; values are first keys
+    int ends = -1;         // ends(S): likewise; values are behind the last keys
     int except = -1;       // except(...): the scalar whose value marks ignored rows
     int adds_if = -1;      // adds_if(...): the scalar that decides whether an output is added to or written
     int random = -1;       // random(...): the scalar that seeds stochastic rounding

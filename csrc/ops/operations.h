@@ -62,13 +62,13 @@ struct AttentionBackwardCall {
     Required lse;  // A[B,NH,T]
     Required q;  // T[B,T,NH,HD]
     Required k, v;  // T[B,S,NKV,HD]
-    Tensor first = {};  // i32[B,T]
+    Tensor first = {}, end = {};  // i32[B,T]
     Real scale;
     Flag causal = true;
     Integer window = 0;
 };
 inline void attention_backward(const Context& context, const AttentionBackwardCall& call) {
-    run_by_name<"attention_backward">(context, {call.dq, call.dk, call.dv, call.dout, call.out, call.lse, call.q, call.k, call.v, call.first}, {call.scale, call.causal, call.window});
+    run_by_name<"attention_backward">(context, {call.dq, call.dk, call.dv, call.dout, call.out, call.lse, call.q, call.k, call.v, call.first, call.end}, {call.scale, call.causal, call.window});
 }
 
 // attention of the next token of sequences to a cache, which its key and value go to
@@ -93,13 +93,13 @@ struct AttentionForwardCall {
     Required lse;  // A[B,NH,T]
     Required q;  // T[B,T,NH,HD]
     Required k, v;  // T[B,S,NKV,HD]
-    Tensor first = {};  // i32[B,T]
+    Tensor first = {}, end = {};  // i32[B,T]
     Real scale;
     Flag causal = true;
     Integer window = 0;
 };
 inline void attention_forward(const Context& context, const AttentionForwardCall& call) {
-    run_by_name<"attention_forward">(context, {call.out, call.lse, call.q, call.k, call.v, call.first}, {call.scale, call.causal, call.window});
+    run_by_name<"attention_forward">(context, {call.out, call.lse, call.q, call.k, call.v, call.first, call.end}, {call.scale, call.causal, call.window});
 }
 
 // gradient of bias_forward's bias: the sums of dout's columns

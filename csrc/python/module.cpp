@@ -48,7 +48,7 @@ py::dict describe_operand(const Operation& op, const Operand& o) {
                     "except"_a = name_in(op.scalars, o.except), "random"_a = name_in(op.scalars, o.random),
                     "may_share"_a = may_share, "in_place"_a = o.in_place, "strided"_a = o.strided,
                     "positive"_a = o.positive, "rounded"_a = o.rounded,
-                    "begins"_a = name_in(op.dimensions, o.begins),
+                    "begins"_a = name_in(op.dimensions, o.begins), "ends"_a = name_in(op.dimensions, o.ends),
                     "bound"_a = name_in(op.dimensions, o.bound), "with"_a = name_in(op.operands, o.with));
 }
 

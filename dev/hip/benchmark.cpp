@@ -178,17 +178,18 @@ std::vector<uint8_t> pattern(const Job& job, size_t operand) {
     for (int64_t i = 0; i < count; i++) {
         if (i % 4 == 0) block = random_block(3, 0, stream, i / 4);
         const uint32_t random = block.bits[i % 4];
-        const auto begin_of_document = [&] {
-            const int64_t rows = c.size[o.shape[1].symbol], row = c.size[o.begins] - rows + i % rows;
-            return row / job.documents * job.documents;
+        const auto edge_of_document = [&] {
+            const int64_t rows = c.size[o.shape[1].symbol], keys = c.size[o.begins >= 0 ? o.begins : o.ends];
+            const int64_t begin = (keys - rows + i % rows) / job.documents * job.documents;
+            return o.begins >= 0 ? begin : std::min(begin + job.documents, keys);
         };
-        const double value = o.begins >= 0              ? begin_of_document()
-                             : is_first                 ? 0
-                             : is_last                  ? c.size[o.bound] - 1
-                             : o.bound >= 0             ? random % c.size[o.bound]
-                             : info(dtype).is_integer() ? 1 + random % 9
-                             : positive                 ? 0.5 + uniform(random)
-                                                        : random_normal(3, 0, stream, i);
+        const double value = o.begins >= 0 || o.ends >= 0 ? edge_of_document()
+                             : is_first                   ? 0
+                             : is_last                    ? c.size[o.bound] - 1
+                             : o.bound >= 0               ? random % c.size[o.bound]
+                             : info(dtype).is_integer()   ? 1 + random % 9
+                             : positive                   ? 0.5 + uniform(random)
+                                                          : random_normal(3, 0, stream, i);
         store(dtype, &bytes[static_cast<size_t>(i * size_of(dtype))], value);
     }
     return bytes;
@@ -337,7 +338,8 @@ int run_benchmarks(const std::string& operation, const Flags& flags) {
         if (flags.documents)
             std::erase_if(b.absent, [&](const char* name) {
                 const Operation& op = find_operation(b.operation);
-                return op.operands[static_cast<size_t>(op.find_operand(name))].begins >= 0;
+                const Operand& o = op.operands[static_cast<size_t>(op.find_operand(name))];
+                return o.begins >= 0 || o.ends >= 0;
             });
         for (const Job& job : jobs_of(b, flags)) {
             Checker checker(job);

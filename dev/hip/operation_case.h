@@ -222,6 +222,17 @@ inline double begins_of(const Case& c, const Operand& o, int64_t e, uint32_t ran
                                                  : last + random / 256 % (own - last + 1));
 }
 
+// The same for the ends of documents.
+inline double ends_of(const Case& c, const Operand& o, int64_t e, uint32_t random, double before) {
+    const int64_t rows = c.size[o.shape[1].symbol], row = e % rows, keys = c.size[o.ends];
+    const int64_t own = std::max<int64_t>(0, keys - rows + row),
+                  last = row ? static_cast<int64_t>(before) : 0;
+    const int64_t least = std::max(last, own + 1);
+    const bool ends_another = last <= own || random % std::clamp<int64_t>(rows / 4, 2, 64) == 0;
+    return static_cast<double>(ends_another ? least + random / 64 % std::max<int64_t>(1, keys - least + 1)
+                                            : last);
+}
+
 inline std::vector<double> initial_values(const Case& c, size_t operand) {
     const Operand& o = c.op->operands[operand];
     const DType dtype = c.entry->operands[operand].dtype;
@@ -238,6 +249,8 @@ inline std::vector<double> initial_values(const Case& c, size_t operand) {
             values[i] = random % c.size[o.bound];
         else if (o.begins >= 0)
             values[i] = begins_of(c, o, e, random, e ? values[i - 1] : 0);
+        else if (o.ends >= 0)
+            values[i] = ends_of(c, o, e, random, e ? values[i - 1] : 0);
         else if (info(dtype).is_integer())
             values[i] = 1 + random % 9;
         else if (o.positive)

@@ -187,6 +187,7 @@ def attention(
     scale: float | None = None,
     *,
     first: Tensor | None = None,
+    end: Tensor | None = None,
     window: int | None = None,
     causal: bool = True,
 ) -> Tensor:
@@ -195,18 +196,20 @@ def attention(
 
     q [B, T, NH, HD], k and v [B, S, NKV, HD], any strides but the last dimension's -> [B, T, NH, HD].
     The queries are the last T of S positions, as with keys that a cache keeps: query t stands at S - T + t.
-    It sees no later key (causal, where T is at most S), none before first[b, t], and the last `window` keys
-    alone, its own among them, as Mistral's sliding_window.
+    It sees no later key (causal, where T is at most S), none before first[b, t] or from end[b, t] on, and the
+    last `window` keys alone, its own among them, as Mistral's sliding_window.
     first: int32 [B, T], the first position of each query's document: it never decreases along a sequence, and
-    is at most the query's own position. In a device's memory its values are not checked.
+    is at most the query's own position. end: int32 [B, T], behind each query's document: it never decreases
+    either, and is more than the query's own position; for encoders, as causal attention sees nothing there.
+    In a device's memory their values are not checked.
     scale: None for 1 / sqrt(HD).
     """
     if window is not None and window < 1:
         raise ValueError(f"attention: window is {window}, expected 1 or more, or None for none")
     q, k, v = _autocast(q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    first = None if first is None else first.int()
-    return _attention_forward(q, k, v, first, scale, causal, window or 0)[0]
+    first, end = (None if x is None else x.int() for x in (first, end))
+    return _attention_forward(q, k, v, first, end, scale, causal, window or 0)[0]
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

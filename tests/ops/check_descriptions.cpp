@@ -106,6 +106,7 @@ const std::vector<std::pair<std::vector<std::string>, std::vector<const char*>>>
     {{"a dimension letter of the operands", "'V)'"}, {"f<T: f32>(a: T[N]; b: i32[N] <V)"}},
     {{"'except' only after an i32"}, {"f<T: f32>(a: T[N]; b: T[N] except(s); s: int)"}},
     {{"a scalar of type int", "'s); s"}, {"f<T: f32>(a: T[N]; b: i32[N] except(s); s: bool)"}},
+    {{"'ends' only after an i32 of two dimensions"}, {"f<T: f32>(a: T[N]; b: i32[N] ends(N))"}},
     {{"'begins' only after an i32 of two dimensions"},
      {"f<T: f32>(a: T[N]; b: T[N,N] begins(N))", "f<T: f32>(a: T[N]; b: i32[N] begins(N))"}},
     {{"a dimension letter of the operands", "'V))'"}, {"f<T: f32>(a: T[N]; b: i32[N,N] begins(V))"}},

@@ -262,7 +262,11 @@ def fill(call: Call, seed: int) -> None:
     names = [o["name"] for o in call.op["operands"]]
     rng = np.random.default_rng(seed)
     types = [call.types[name] for name in names]
-    absent = tuple(name for name, p in call.operands.items() if p is None and call.described[name]["begins"])
+    absent = tuple(
+        name
+        for name, p in call.operands.items()
+        if (p is None and call.described[name]["begins"]) or call.described[name]["ends"]
+    )
     empty = 0 in call.sizes.values()
     known = {} if empty else op_cases.make_inputs(call.op, types, call.sizes, seed, absent)
     for name, o in call.described.items():

@@ -6,6 +6,8 @@
 //   s >= first[b,t]             where first is given: the first position of its document. Along a sequence first
 //                               never falls, and it is at most the query's own position. RoPE makes scores depend
 //                               on distances alone, so that positions need not begin anew with a document
+//   s <  end[b,t]               where end is given, as for documents of an encoder; along a sequence end never
+//                               falls, and it is behind the query's own position: where causal it says nothing
 //   s >  S - T + t - window     where window is not 0: the last `window` positions, its own among them
 //
 // For each b, h and query t, over these keys:
@@ -48,15 +50,15 @@ namespace {
 template <class T>
 void attention_forward_reference(View<T, 4> out, View<arithmetic<T>, 3> lse, View<const T, 4> q,
                                  View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first,
-                                 double scale, bool causal, int64_t window) {
+                                 View<const int32_t, 2> ends, double scale, bool causal, int64_t window) {
     using A = arithmetic<T>;
     const int64_t B = q.shape[0], NH = q.shape[2], HD = q.shape[3], group = NH / k.shape[2];
-    const AttentionMask visible(q, k, first, causal, window);
+    const AttentionMask visible(q, k, first, ends, causal, window);
     std::vector<A> p(k.shape[1]), row(HD);
     for (int64_t b = 0; b < B; b++)
         for (int64_t h = 0; h < NH; h++)
             for (int64_t t = 0; t < q.shape[1]; t++) {
-                const int64_t begin = visible.begin(b, t), end = visible.end(t);
+                const int64_t begin = visible.begin(b, t), end = visible.end(b, t);
                 A largest = -std::numeric_limits<A>::infinity(), sum = 0;
                 for (int64_t s = begin; s < end; s++) {
                     A dot = 0;
@@ -77,11 +79,11 @@ template <class T>
 void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
                                   View<const T, 4> out, View<const arithmetic<T>, 3> lse, View<const T, 4> q,
                                   View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first,
-                                  double scale, bool causal, int64_t window) {
+                                  View<const int32_t, 2> ends, double scale, bool causal, int64_t window) {
     using A = arithmetic<T>;
     const int64_t B = q.shape[0], NH = q.shape[2], HD = q.shape[3], S = k.shape[1], NKV = k.shape[2],
                   group = NH / NKV;
-    const AttentionMask visible(q, k, first, causal, window);
+    const AttentionMask visible(q, k, first, ends, causal, window);
     // The sums of one key/value head over its query heads, and those of one query head.
     std::vector<A> keys(S * HD), values(S * HD), keys_part(S * HD), values_part(S * HD), row(HD);
     const auto backward_query = [&](int64_t b, int64_t h, int64_t t) {
@@ -89,7 +91,7 @@ void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, V
         A delta = 0;
         for (int64_t d = 0; d < HD; d++) delta += A(dout(b, t, h, d)) * A(out(b, t, h, d));
         std::fill(row.begin(), row.end(), A(0));
-        for (int64_t s = visible.begin(b, t); s < visible.end(t); s++) {
+        for (int64_t s = visible.begin(b, t); s < visible.end(b, t); s++) {
             A dot = 0, dp = 0;
             for (int64_t d = 0; d < HD; d++) {
                 dot += A(q(b, t, h, d)) * A(k(b, s, g, d));
@@ -177,9 +179,9 @@ Operation attention_forward(
     "attention_forward<T: f32 bf16 f64, A: arithmetic(T)>"
     "(out: T[B,T,NH,HD] strided, lse: A[B,NH,T]; q: T[B,T,NH,HD] strided,"
     " k: T[B,S,NKV,HD] strided, v: T[B,S,NKV,HD] strided, first?: i32[B,T] "
-    "begins(S);" LLAMAC_ATTENTION_SCALARS
+    "begins(S), end?: i32[B,T] ends(S);" LLAMAC_ATTENTION_SCALARS
     ") derivative attention_backward(dq: grad q, dk: grad k, dv: grad v; dout: grad out, out, lse, q, k, v, "
-    "first; scale, causal, window)" LLAMAC_ATTENTION_TESTS,
+    "first, end; scale, causal, window)" LLAMAC_ATTENTION_TESTS,
     "out = softmax(scale * q * transposed k) * v over the keys that a query sees",
     {{"one_query", "one query per head, keys and values as they lie",
       instantiations<LLAMAC_FLOATS(attention_forward_one_query), attention_forward_one_query<double>>(),
@@ -208,7 +210,7 @@ Operation attention_backward(
     "(dq: T[B,T,NH,HD] strided, dk: T[B,S,NKV,HD] strided, dv: T[B,S,NKV,HD] strided;"
     " dout: T[B,T,NH,HD] strided, out: T[B,T,NH,HD] strided, lse: A[B,NH,T], q: T[B,T,NH,HD] strided,"
     " k: T[B,S,NKV,HD] strided, v: T[B,S,NKV,HD] strided, first?: i32[B,T] "
-    "begins(S);" LLAMAC_ATTENTION_SCALARS ")" LLAMAC_ATTENTION_TESTS,
+    "begins(S), end?: i32[B,T] ends(S);" LLAMAC_ATTENTION_SCALARS ")" LLAMAC_ATTENTION_TESTS,
     "gradients of attention_forward",
     {{"cpu", "query tiles, p from lse, dk and dv summed by owners",
       instantiations<LLAMAC_FLOATS(attention_backward_cpu), attention_backward_cpu<double>>()},
@@ -240,10 +242,13 @@ Operation attention_backward(
 
 }  // namespace
 
-bool is_plain_causal(const Call& call) {
+bool is_plain(const Call& call) {
     const int64_t T = call["T"], window = static_cast<int64_t>(call.number("window"));
-    return !call.operand("first").data && call["S"] == T && call.number("causal") &&
-           (window == 0 || window >= T);
+    return !call.operand("first").data && (call.number("causal") || !call.operand("end").data) &&
+           call["S"] == T && (window == 0 || window >= T);
+}
+bool is_plain_causal(const Call& call) {
+    return is_plain(call) && call.number("causal");
 }
 
 }  // namespace llamac

@@ -110,7 +110,7 @@ struct QueryTile {
         for (int64_t i = 0; i < tile_queries; i++) {  // rows behind the last query see its keys
             const int64_t t = first + std::min(i, count - 1);
             begin[i] = visible.begin(b, t);
-            end[i] = visible.end(t);
+            end[i] = visible.end(b, t);
         }
     }
     static int64_t register_tile(int64_t row) { return row / tile_rows * tile_rows; }
@@ -247,11 +247,11 @@ void sum_parts(const Sizes<A>& n, int64_t parts, int64_t part_stride, const A* s
 
 template <class T>
 void attention_forward_cpu(View<T, 4> out, View<arithmetic<T>, 3> lse, View<const T, 4> q, View<const T, 4> k,
-                           View<const T, 4> v, View<const int32_t, 2> first_seen, double scale, bool causal,
-                           int64_t window) {
+                           View<const T, 4> v, View<const int32_t, 2> first_seen, View<const int32_t, 2> ends,
+                           double scale, bool causal, int64_t window) {
     using A = arithmetic<T>;
     const Sizes<A> n(q.shape, k.shape);
-    const AttentionMask visible(q, k, first_seen, causal, window);
+    const AttentionMask visible(q, k, first_seen, ends, causal, window);
     static thread_local Scratch shared;
     const int64_t heads = n.B * n.NKV * n.keys;
     A* keys = shared.reserve<A>(heads * (2 * n.width + n.HD));
@@ -293,11 +293,11 @@ template <class T>
 void attention_backward_cpu(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
                             View<const T, 4>, View<const arithmetic<T>, 3> lse, View<const T, 4> q,
                             View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first_seen,
-                            double scale, bool causal, int64_t window) {
+                            View<const int32_t, 2> ends, double scale, bool causal, int64_t window) {
     using A = arithmetic<T>;
     constexpr int64_t wanted_owners = 8;  // 16: 10% slower at T = 2048, the sums leave L2
     const Sizes<A> n(q.shape, k.shape);
-    const AttentionMask visible(q, k, first_seen, causal, window);
+    const AttentionMask visible(q, k, first_seen, ends, causal, window);
     const int64_t heads = n.B * n.NKV, pairs = n.group * n.tiles;
     const int64_t parts = std::min(pairs, (wanted_owners + heads - 1) / heads);
     const int64_t part_stride = n.keys * n.width;

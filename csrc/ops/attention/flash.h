@@ -36,21 +36,25 @@ __device__ inline int larger(int a, int b) {
     return a > b ? a : b;
 }
 
+// What kernels are compiled for: each query sees all keys up to its own, of as many; masks beside the diagonal; no diagonal.
+enum Masks : int { no_masks, causal_masks, range_masks };
+
 // The keys that the queries of one sequence see, in kernels with masks; rows behind the last query see its keys.
+template <Masks kind>
 struct SequenceMask {
-    const int32_t*
-        first;         // [B,T], or null: as the kernel gets it, or the compiler cannot tell memory from LDS
+    static constexpr bool causal = kind != range_masks;
+    // [B,T], or null: as the kernel gets them, or the compiler cannot tell memory from LDS.
+    const int32_t *first, *ends;
     int64_t sequence;  // where the sequence's begin
     int queries, keys, window;
-    bool causal;
 
     __device__ SequenceMask(const AttentionMask& v, int64_t batch)
         : first(v.first),
+          ends(v.ends),
           sequence(batch * v.queries),
           queries(static_cast<int>(v.queries)),
           keys(static_cast<int>(v.keys)),
-          window(static_cast<int>(v.window < v.keys ? v.window : 0)),
-          causal(v.causal) {}
+          window(static_cast<int>(v.window < v.keys ? v.window : 0)) {}
     __device__ int existing(int t) const { return t < queries ? t : queries - 1; }
     __device__ int begin(int t) const {
         t = existing(t);
@@ -59,17 +63,30 @@ struct SequenceMask {
         if (first) from = larger(from, smaller(first[sequence + t], own));  // the values are not checked
         return larger(from, 0);
     }
-    __device__ int end(int t) const { return causal ? keys - queries + existing(t) + 1 : keys; }
-    // The first query that sees a key if none is hidden, and the first behind the last one. begin() rises from query to query.
-    __device__ int first_query(int key) const { return causal ? larger(0, key - (keys - queries)) : 0; }
+    __device__ int end(int t) const {
+        t = existing(t);
+        const int behind_own = keys - queries + t + 1;
+        if (causal || !ends) return causal ? behind_own : keys;
+        return smaller(larger(larger(ends[sequence + t], behind_own), 1), keys);
+    }
+    // The first query that sees a key if none is hidden, and the first behind the last one. begin() and end() rise from query to
+    // query.
+    __device__ int first_query(int key) const {
+        if (causal || !ends) return causal ? larger(0, key - (keys - queries)) : 0;
+        return first_where([&](int t) { return end(t) > key; });
+    }
     __device__ int queries_until(int key) const {
+        return first_where([&](int t) { return begin(t) > key; });
+    }
+    template <class Condition>  // false for the first queries, true for all others
+    __device__ int first_where(Condition holds) const {
         int low = 0, high = queries;
         while (low < high) {
             const int middle = low + (high - low) / 2;
-            if (begin(middle) <= key)
-                low = middle + 1;
-            else
+            if (holds(middle))
                 high = middle;
+            else
+                low = middle + 1;
         }
         return low;
     }
@@ -78,7 +95,7 @@ struct SequenceMask {
 // one of them sees, [all_from, all_to) those that all see.
 struct WarpMask {
     int some_from, all_from, all_to, some_to;
-    __device__ WarpMask(const SequenceMask& sight, int query, int rows)
+    __device__ WarpMask(const auto& sight, int query, int rows)
         : some_from(sight.begin(query)),
           all_from(sight.begin(query + rows - 1)),
           all_to(sight.end(query)),
@@ -90,17 +107,18 @@ struct WarpMask {
 // Whether the kernels without masks refuse a call: it has a mask beside the diagonal, or heads narrower than the tiles.
 template <int HD>
 bool needs_mask(const AttentionMask& v, const View<const bf16, 4>& q) {
-    return v.first || !v.causal || v.queries != v.keys || (v.window > 0 && v.window < v.keys) ||
-           q.shape[3] != HD;
+    return !v.causal || !v.is_plain() || q.shape[3] != HD;
 }
-// f(tile's head size, masked) for the heads of the call.
+// f(tile's head size, Masks) for the heads of the call.
 template <class F>
 void on_heads(const AttentionMask& v, const View<const bf16, 4>& q, F f) {
     const auto choose = [&](auto head) {
-        if (needs_mask<decltype(head)::value>(v, q))
-            f(head, std::true_type{});
+        if (!needs_mask<decltype(head)::value>(v, q))
+            f(head, std::integral_constant<Masks, no_masks>{});
+        else if (v.causal)
+            f(head, std::integral_constant<Masks, causal_masks>{});
         else
-            f(head, std::false_type{});
+            f(head, std::integral_constant<Masks, range_masks>{});
     };
     if (q.shape[3] <= 64)
         choose(std::integral_constant<int, 64>{});
@@ -206,8 +224,8 @@ __device__ inline void hide_unseen(float& x, int begin, int end, int at) {
 }
 // The same for scores whose rows are queries, by the keys that they see; query and key: those of row and column 0.
 template <class T, int row_tiles, int count>
-__device__ void mask_unseen(typename T::Accumulator (&c)[row_tiles][count], const SequenceMask& sight,
-                            int query, int key) {
+__device__ void mask_unseen(typename T::Accumulator (&c)[row_tiles][count], const auto& sight, int query,
+                            int key) {
 #pragma unroll
     for (int r = 0; r < row_tiles; r++)
 #pragma unroll

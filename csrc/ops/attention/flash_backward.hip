@@ -263,17 +263,18 @@ __global__ void __launch_bounds__(Pass<HD>::threads)
 }
 
 // The keys' kernel of both variants. dq_sums: of flash_atomic, C::step * HD a step of a head.
-template <class C, int HD, bool masked>
+template <class C, int HD, Masks kind>
 __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& dv,
                                  const View<const bf16, 4>& dout, const float* lse, const float* delta,
                                  const View<const bf16, 4>& q, const View<const bf16, 4>& k,
                                  const View<const bf16, 4>& v, const AttentionMask& visible, float scale,
                                  float* dq_sums) {
+    constexpr bool masked = kind != no_masks;
     const int time = static_cast<int>(q.shape[1]), group = static_cast<int>(q.shape[2] / k.shape[2]);
     const int seen = masked ? static_cast<int>(k.shape[1]) : time;
     const int width = masked ? static_cast<int>(q.shape[3]) : HD;
     const BlockTile tile = block_tile_of((seen + C::rows - 1) / C::rows, k.shape[2]);
-    const SequenceMask sight(visible, tile.batch);
+    const SequenceMask<kind> sight(visible, tile.batch);
     const int first = static_cast<int>(tile.block) * C::rows;  // more queries come first
     const int row = first + warp_index() * C::warp_rows;
     char* const steps = dynamic_shared_memory() + C::steps_at;
@@ -371,13 +372,13 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
     store_sum<C, HD>(row_of(dv, tile.batch, first, tile.head), dv.stride[1], sum_v, 1, seen - first, width);
 }
 
-template <int HD, bool masked>
+template <int HD, Masks kind>
 __global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_backward_flash_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                                          const float* lse, const float* delta, View<const bf16, 4> q,
                                          View<const bf16, 4> k, View<const bf16, 4> v, AttentionMask visible,
                                          float scale) {
-    backward_of_keys<Keys<HD>, HD, masked>(dk, dv, dout, lse, delta, q, k, v, visible, scale, nullptr);
+    backward_of_keys<Keys<HD>, HD, kind>(dk, dv, dout, lse, delta, q, k, v, visible, scale, nullptr);
 }
 
 template <int HD>
@@ -386,15 +387,16 @@ __global__ void __launch_bounds__(Pass<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
                                            View<const bf16, 4> dout, const float* lse, const float* delta,
                                            View<const bf16, 4> q, View<const bf16, 4> k,
                                            View<const bf16, 4> v, AttentionMask visible, float scale) {
-    backward_of_keys<Pass<HD>, HD, false>(dk, dv, dout, lse, delta, q, k, v, visible, scale, dq_sums);
+    backward_of_keys<Pass<HD>, HD, no_masks>(dk, dv, dout, lse, delta, q, k, v, visible, scale, dq_sums);
 }
 
-template <int HD, bool masked>
+template <int HD, Masks kind>
 __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_backward_flash_kernel_queries(View<bf16, 4> dq, View<const bf16, 4> dout, const float* lse,
                                             const float* delta, View<const bf16, 4> q, View<const bf16, 4> k,
                                             View<const bf16, 4> v, AttentionMask visible, float scale) {
     using C = Queries<HD>;
+    constexpr bool masked = kind != no_masks;
     const int time = static_cast<int>(q.shape[1]), blocks = (time + C::rows - 1) / C::rows;
     const int seen = masked ? static_cast<int>(k.shape[1]) : time;
     const int width = masked ? static_cast<int>(q.shape[3]) : HD;
@@ -420,7 +422,7 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     T::Accumulator sum[C::row_tiles][C::head_tiles] = {};
 
     TileCopy<C::step, HD, C::threads> copy_k, copy_v;
-    const SequenceMask sight(visible, tile.batch);
+    const SequenceMask<kind> sight(visible, tile.batch);
     const WarpMask own(sight, row, C::warp_rows);
     const int until = time < first + C::rows ? time : first + C::rows;
     const int begin = masked ? sight.begin(first) / C::step * C::step : 0;
@@ -501,23 +503,24 @@ int64_t sums_bytes(int64_t B, int64_t time, int64_t NH, int64_t HD) {
 void attention_backward_flash(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                               View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
-                              double scale_, bool causal, int64_t window, LaunchContext context) {
+                              View<const int32_t, 2> ends, double scale_, bool causal, int64_t window,
+                              LaunchContext context) {
     const float scale = static_cast<float>(scale_);
-    const AttentionMask visible(q, k, first, causal, window);
+    const AttentionMask visible(q, k, first, ends, causal, window);
     float* const delta = static_cast<float*>(context.workspace);
-    on_heads(visible, q, [&](auto head, auto masked_) {
+    on_heads(visible, q, [&](auto head, auto masks) {
         constexpr int HD = decltype(head)::value;
-        constexpr bool masked = decltype(masked_)::value;
+        constexpr Masks kind = decltype(masks)::value;
         find_delta<HD>(delta, dout, out, context);
         on_machine([&](auto machine) {
             using OfKeys = Keys<HD, decltype(machine)>;
             using OfQueries = Queries<HD, decltype(machine)>;
             launch(Grid(blocks_of<OfKeys>(k), OfKeys::threads, context.stream,
-                        OfKeys::tiles_end + 2 * sizeof(Statistics<OfKeys, masked>)),
-                   attention_backward_flash_kernel_keys<HD, masked>, dk, dv, dout, lse.data, delta, q, k, v,
+                        OfKeys::tiles_end + 2 * sizeof(Statistics<OfKeys, kind != no_masks>)),
+                   attention_backward_flash_kernel_keys<HD, kind>, dk, dv, dout, lse.data, delta, q, k, v,
                    visible, scale);
             launch(Grid(blocks_of<OfQueries>(q), OfQueries::threads, context.stream, OfQueries::tiles_end),
-                   attention_backward_flash_kernel_queries<HD, masked>, dq, dout, lse.data, delta, q, k, v,
+                   attention_backward_flash_kernel_queries<HD, kind>, dq, dout, lse.data, delta, q, k, v,
                    visible, scale);
         });
     });
@@ -530,10 +533,11 @@ int64_t attention_backward_flash_workspace(const Call& call) {
 void attention_backward_flash_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv,
                                      View<const bf16, 4> dout, View<const bf16, 4> out,
                                      View<const float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                                     View<const bf16, 4> v, View<const int32_t, 2> first, double scale_,
-                                     bool causal, int64_t window, LaunchContext context) {
+                                     View<const bf16, 4> v, View<const int32_t, 2> first,
+                                     View<const int32_t, 2> ends, double scale_, bool causal, int64_t window,
+                                     LaunchContext context) {
     const float scale = static_cast<float>(scale_);
-    const AttentionMask visible(q, k, first, causal, window);
+    const AttentionMask visible(q, k, first, ends, causal, window);
     on_pass(q.shape[3], [&](auto head, auto pass) {
         constexpr int HD = decltype(head)::value;
         using C = decltype(pass);

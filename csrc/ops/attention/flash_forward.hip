@@ -98,12 +98,13 @@ __device__ void softmax(T::Accumulator (&s)[C::row_tiles][C::key_tiles],
         }
 }
 
-template <int HD, bool masked>
+template <int HD, Masks kind>
 __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_forward_flash_kernel(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
                                    View<const bf16, 4> k, View<const bf16, 4> v, AttentionMask visible,
                                    float scale) {
     using C = Forward<HD>;
+    constexpr bool masked = kind != no_masks;
     const int time = static_cast<int>(q.shape[1]), seen = masked ? static_cast<int>(k.shape[1]) : time;
     const int width = masked ? static_cast<int>(q.shape[3]) : HD;
     const BlockTile tile = block_tile_of((time + C::queries - 1) / C::queries, q.shape[2]);
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 #pragma unroll
         for (int slot = 0; slot < T::slots; slot++) rows.largest[r][slot] = -INFINITY, rows.sum[r][slot] = 0;
 
-    const SequenceMask sight(visible, tile.batch);
+    const SequenceMask<kind> sight(visible, tile.batch);
     const WarpMask own(sight, first + row, C::warp_rows);
     const int until = time < first + C::queries ? time : first + C::queries;
     const int begin = masked ? sight.begin(first) / C::keys * C::keys : 0;
@@ -210,8 +211,9 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 
 void attention_forward_flash(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
                              View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
-                             double scale, bool causal, int64_t window, LaunchContext context) {
-    const AttentionMask visible(q, k, first, causal, window);
+                             View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
+                             LaunchContext context) {
+    const AttentionMask visible(q, k, first, ends, causal, window);
     on_heads(visible, q, [&](auto head, auto masked) {
         constexpr int HD = decltype(head)::value;
         on_machine([&](auto machine) {

@@ -80,7 +80,7 @@ __device__ Index element_of(const View<T, 4>& v) {
 }
 
 __device__ bool sees(const AttentionMask& visible, int64_t b, int64_t t, int64_t s) {
-    return s >= visible.begin(b, t) && s < visible.end(t);
+    return s >= visible.begin(b, t) && s < visible.end(b, t);
 }
 
 // scores[b,h,t,s] = scale * sum_d q[b,t,h,d] * k[b,s,h,d] for the keys s that t sees.
@@ -102,7 +102,7 @@ __global__ void attention_forward_naive_kernel_softmax(View<float, 3> lse, View<
     const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (row >= scores.shape[0] * NH * time) return;
     const int64_t b = row / time / NH, h = row / time % NH, t = row % time;
-    const int64_t begin = visible.begin(b, t), end = visible.end(t);
+    const int64_t begin = visible.begin(b, t), end = visible.end(b, t);
     float largest = scores(b, h, t, begin);
     for (int64_t s = begin + 1; s < end; s++) largest = fmaxf(largest, scores(b, h, t, s));
     double sum = 0;
@@ -120,7 +120,7 @@ __global__ void attention_forward_naive_kernel(View<T, 4> out, View<float, 4> p,
     const int64_t b = at.i[0], t = at.i[1], h = at.i[2], d = at.i[3];
     if (!at.inside) return;
     double sum = 0;
-    for (int64_t s = visible.begin(b, t); s < visible.end(t); s++)
+    for (int64_t s = visible.begin(b, t); s < visible.end(b, t); s++)
         sum += double(p(b, h, t, s) * float(v(b, s, h, d)));
     out(b, t, h, d) = T(static_cast<float>(sum));
 }
@@ -154,7 +154,7 @@ __global__ void attention_backward_naive_kernel_queries(View<T, 4> dq, View<floa
     const int64_t b = at.i[0], t = at.i[1], h = at.i[2], d = at.i[3];
     if (!at.inside) return;
     double sum = 0;
-    for (int64_t s = visible.begin(b, t); s < visible.end(t); s++)
+    for (int64_t s = visible.begin(b, t); s < visible.end(b, t); s++)
         sum += double(ds(b, h, t, s) * float(k(b, s, h, d)));
     dq(b, t, h, d) = T(static_cast<float>(sum));
 }
@@ -199,10 +199,10 @@ int64_t attention_backward_naive_workspace(const Call& c) {
 
 template <class T>
 void attention_forward_naive(View<T, 4> out, View<float, 3> lse, View<const T, 4> q, View<const T, 4> k,
-                             View<const T, 4> v, View<const int32_t, 2> first, double scale, bool causal,
-                             int64_t window, LaunchContext context) {
+                             View<const T, 4> v, View<const int32_t, 2> first, View<const int32_t, 2> ends,
+                             double scale, bool causal, int64_t window, LaunchContext context) {
     const Parts<T> parts = prepare(q, k, v, context);
-    const AttentionMask visible(q, k, first, causal, window);
+    const AttentionMask visible(q, k, first, ends, causal, window);
     const int64_t rows = q.shape[0] * q.shape[1] * q.shape[2];
     launch(grid_over(parts.scores, context), attention_forward_naive_kernel_scores<T>, parts.scores, q,
            parts.k, scale, visible);
@@ -214,9 +214,10 @@ template <class T>
 void attention_backward_naive(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
                               View<const T, 4> out, View<const float, 3> lse, View<const T, 4> q,
                               View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first,
-                              double scale, bool causal, int64_t window, LaunchContext context) {
+                              View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
+                              LaunchContext context) {
     const Parts<T> parts = prepare(q, k, v, context);
-    const AttentionMask visible(q, k, first, causal, window);
+    const AttentionMask visible(q, k, first, ends, causal, window);
     launch(grid_over(parts.scores, context), attention_backward_naive_kernel_scores<T>, parts.scores,
            parts.dscores, dout, out, lse, q, parts.k, parts.v, scale, visible);
     launch(grid_over(dq, context), attention_backward_naive_kernel_queries<T>, dq, parts.dscores, parts.k,

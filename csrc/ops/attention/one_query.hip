@@ -12,14 +12,14 @@ bool one_query_supports(const Call& call) {
 template <class T>
 void attention_forward_one_query(View<T, 4> out, View<arithmetic<T>, 3> lse, View<const T, 4> q,
                                  View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first,
-                                 double scale, bool causal, int64_t window) {
+                                 View<const int32_t, 2> ends, double scale, bool causal, int64_t window) {
     using A = arithmetic<T>;
     const int64_t B = q.shape[0], NH = q.shape[2], HD = q.shape[3], group = NH / k.shape[2];
-    const AttentionMask visible(q, k, first, causal, window);
+    const AttentionMask visible(q, k, first, ends, causal, window);
 #pragma omp parallel for collapse(2) schedule(static) if (NH * k.shape[1] * B * HD >= one_query::least_shared)
     for (int64_t b = 0; b < B; b++)
         for (int64_t h = 0; h < NH; h++) {
-            const int64_t begin = visible.begin(b, 0), end = visible.end(0);
+            const int64_t begin = visible.begin(b, 0), end = visible.end(b, 0);
             const one_query::Seen<T> seen{&k(b, begin, h / group, 0),
                                           &v(b, begin, h / group, 0),
                                           k.stride[1],

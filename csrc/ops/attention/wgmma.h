@@ -86,14 +86,14 @@ struct Consumer {
 struct SeenColumns {
     int all_from, all_to, from[2], to[2], column;
 
-    __device__ void of_queries(const SequenceMask& sight, int query, const Consumer& consumer) {
+    __device__ void of_queries(const auto& sight, int query, const Consumer& consumer) {
         all_from = sight.begin(query + 63), all_to = sight.end(query), column = consumer.column;
         for (int slot = 0; slot < 2; slot++) {
             from[slot] = sight.begin(query + consumer.row + 8 * slot);
             to[slot] = sight.end(query + consumer.row + 8 * slot);
         }
     }
-    __device__ void of_keys(const SequenceMask& sight, int key, const Consumer& consumer) {
+    __device__ void of_keys(const auto& sight, int key, const Consumer& consumer) {
         all_from = sight.first_query(key + 63), all_to = sight.queries_until(key), column = consumer.column;
         for (int slot = 0; slot < 2; slot++) {
             from[slot] = sight.first_query(key + consumer.row + 8 * slot);

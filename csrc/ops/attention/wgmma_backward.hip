@@ -1,5 +1,5 @@
 // Attention backward for Hopper, variant `wgmma` of attention.hip. Calls without masks run wgmma_backward_turns.hip. Calls with
-// masks run the two kernels of flash_backward.hip here, one that owns keys and one that owns queries, in the shape of
+// masks beside the diagonal run the two kernels of flash_backward.hip here, one that owns keys and one that owns queries, in the shape of
 // wgmma_forward.hip: seven products, and each sum belongs to one warpgroup. A warpgroup's products run one after another on the
 // tensor cores while it computes p and ds of finished ones; the last product of a step runs beside the first ones of the next.
 //
@@ -52,7 +52,7 @@ struct Keys {
     // The steps of a block that begins at key `key`: the queries that see one of its keys, head after head.
     struct Steps {
         int first, a_head;
-        __device__ Steps(const SequenceMask& sight, int key) {
+        __device__ Steps(const auto& sight, int key) {
             first = sight.first_query(key) / step * step;
             a_head = larger(0, (sight.queries_until(key + rows - 1) - first + step - 1) / step);
         }
@@ -73,9 +73,8 @@ struct Queries {
 #if defined(LLAMAC_WARPGROUP_CODE)
 template <int HD>
 __device__ void copy_queries(Keys<HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
-                             const TensorMap& v, const float* lse, const float* delta,
-                             const SequenceMask& sight, const BlockTile& tile, int64_t heads, int group,
-                             int64_t padded) {
+                             const TensorMap& v, const float* lse, const float* delta, const auto& sight,
+                             const BlockTile& tile, int64_t heads, int group, int64_t padded) {
     using C = Keys<HD>;
     const int first = static_cast<int>(tile.block) * rows;
     shared.own_full.arrive_expecting(shared.k.bytes + shared.v.bytes);
@@ -98,8 +97,8 @@ __device__ void copy_queries(Keys<HD>& shared, const TensorMap& q, const TensorM
 }
 
 template <int HD>
-__device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv,
-                             const SequenceMask& sight, const BlockTile& tile, int group, float scale) {
+__device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv, const auto& sight,
+                             const BlockTile& tile, int group, float scale) {
     using C = Keys<HD>;
     const Consumer consumer;
     const int block = static_cast<int>(tile.block) * rows, first = block + consumer.index * 64;
@@ -169,7 +168,7 @@ __device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>&
 struct KeyBlocks {
     int first, count;
 
-    __device__ KeyBlocks(const SequenceMask& sight, int block) {
+    __device__ KeyBlocks(const auto& sight, int block) {
         first = sight.begin(block * rows) / rows;
         count = (sight.end(block * rows + rows - 1) + rows - 1) / rows - first;
     }
@@ -178,7 +177,7 @@ struct KeyBlocks {
 
 template <int HD>
 __device__ void copy_keys(Queries<HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
-                          const TensorMap& v, const SequenceMask& sight, int block, const BlockTile& tile,
+                          const TensorMap& v, const auto& sight, int block, const BlockTile& tile,
                           int64_t key_head) {
     using C = Queries<HD>;
     shared.own_full.arrive_expecting(shared.q.bytes + shared.dout.bytes);
@@ -200,7 +199,7 @@ __device__ void copy_keys(Queries<HD>& shared, const TensorMap& q, const TensorM
 
 template <int HD>
 __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const float* lse, const float* delta,
-                                const SequenceMask& sight, int block, const BlockTile& tile, int64_t padded,
+                                const auto& sight, int block, const BlockTile& tile, int64_t padded,
                                 float scale) {
     using C = Queries<HD>;
     const Consumer consumer;
@@ -246,7 +245,7 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
 }
 #endif
 
-template <int HD>
+template <int HD, Masks kind>
 __global__ void __launch_bounds__(Threads::threads, 1)
     attention_backward_wgmma_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, AttentionMask visible,
                                          LLAMAC_KERNEL_CONSTANT const TensorMap dout,
@@ -264,7 +263,7 @@ __global__ void __launch_bounds__(Threads::threads, 1)
     __syncthreads();
     const BlockTile tile =
         block_tile_of((dk.shape[1] + rows - 1) / rows, dk.shape[2]);  // more queries come first
-    const SequenceMask sight(visible, tile.batch);
+    const SequenceMask<kind> sight(visible, tile.batch);
     if (threadIdx.x < warpgroup_size) {
         warpgroup_release_registers<Threads::producer_registers>();
         if (threadIdx.x == 0)
@@ -276,7 +275,7 @@ __global__ void __launch_bounds__(Threads::threads, 1)
 #endif
 }
 
-template <int HD>
+template <int HD, Masks kind>
 __global__ void __launch_bounds__(Threads::threads, 1)
     attention_backward_wgmma_kernel_queries(View<bf16, 4> dq, AttentionMask visible,
                                             LLAMAC_KERNEL_CONSTANT const TensorMap dout,
@@ -296,7 +295,7 @@ __global__ void __launch_bounds__(Threads::threads, 1)
     const int blocks = static_cast<int>((dq.shape[1] + rows - 1) / rows);
     const BlockTile tile = block_tile_of(blocks, dq.shape[2]);
     const int block = blocks - 1 - static_cast<int>(tile.block);  // more keys come first
-    const SequenceMask sight(visible, tile.batch);
+    const SequenceMask<kind> sight(visible, tile.batch);
     if (threadIdx.x < warpgroup_size) {
         warpgroup_release_registers<Threads::producer_registers>();
         if (threadIdx.x == 0) copy_keys(shared, q, dout, k, v, sight, block, tile, tile.head / group);
@@ -307,7 +306,7 @@ __global__ void __launch_bounds__(Threads::threads, 1)
 #endif
 }
 
-template <int HD>
+template <int HD, Masks kind>
 void launch_masked(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                    View<const bf16, 4> q, View<const bf16, 4> k, View<const bf16, 4> v,
                    const AttentionMask& visible, const Statistics& statistics, float scale,
@@ -316,12 +315,14 @@ void launch_masked(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<co
     const int group = static_cast<int>(NH / NKV);
     launch(Grid(blocks_for(padded_time(k.shape[1]) / rows * NKV * B, 1), Threads::threads, stream,
                 aligned_shared_bytes<Keys<HD>>),
-           attention_backward_wgmma_kernel_keys<HD>, dk, dv, visible, map_of(dout, step), map_of(q, step),
-           map_of(k, rows), map_of(v, rows), statistics.lse, statistics.delta, group, padded, scale);
+           attention_backward_wgmma_kernel_keys<HD, kind>, dk, dv, visible, map_of(dout, step),
+           map_of(q, step), map_of(k, rows), map_of(v, rows), statistics.lse, statistics.delta, group, padded,
+           scale);
     launch(Grid(blocks_for(padded / rows * NH * B, 1), Threads::threads, stream,
                 aligned_shared_bytes<Queries<HD>>),
-           attention_backward_wgmma_kernel_queries<HD>, dq, visible, map_of(dout, rows), map_of(q, rows),
-           map_of(k, rows), map_of(v, rows), statistics.lse, statistics.delta, group, padded, scale);
+           attention_backward_wgmma_kernel_queries<HD, kind>, dq, visible, map_of(dout, rows),
+           map_of(q, rows), map_of(k, rows), map_of(v, rows), statistics.lse, statistics.delta, group, padded,
+           scale);
 }
 
 }  // namespace
@@ -329,28 +330,31 @@ void launch_masked(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<co
 void attention_backward_wgmma(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                               View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
-                              double scale, bool causal, int64_t window, LaunchContext context) {
-    const AttentionMask visible(q, k, first, causal, window);
-    on_heads(visible, q, [&](auto head, auto masked) {
+                              View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
+                              LaunchContext context) {
+    const AttentionMask visible(q, k, first, ends, causal, window);
+    on_heads(visible, q, [&](auto head, auto masks) {
         constexpr int HD = decltype(head)::value;
+        constexpr Masks kind = decltype(masks)::value;
         const int64_t B = q.shape[0], NH = q.shape[2], padded = padded_time(q.shape[1]);
         float *const scaled_lse = static_cast<float*>(context.workspace), *const delta =
                                                                               scaled_lse + B * NH * padded;
         launch(Grid(blocks_for(B * padded * NH * (HD / vector_size<bf16>), 256), 256, context.stream),
                attention_backward_wgmma_kernel_statistics<HD>, scaled_lse, delta, dout, out, lse, padded);
         const Statistics statistics{scaled_lse, delta, padded};
-        if constexpr (decltype(masked)::value)
-            launch_masked<HD>(dq, dk, dv, dout, q, k, v, visible, statistics, static_cast<float>(scale),
-                              context.stream);
-        else
-            attention_backward_wgmma_turns(dq, dk, dv, dout, q, k, v, statistics, static_cast<float>(scale),
-                                           delta + B * NH * padded, context.stream);
+        const bool is_plain = q.shape[3] == HD && visible.is_plain();
+        if constexpr (kind != no_masks)
+            if (causal || !is_plain)
+                return launch_masked<HD, kind>(dq, dk, dv, dout, q, k, v, visible, statistics,
+                                               static_cast<float>(scale), context.stream);
+        attention_backward_wgmma_turns(dq, dk, dv, dout, q, k, v, statistics, static_cast<float>(scale),
+                                       causal, delta + B * NH * padded, context.stream);
     });
 }
 
 int64_t attention_backward_wgmma_workspace(const Call& call) {
     const int64_t queries = call["B"] * call["NH"] * padded_time(call["T"]), HD = call["HD"];
-    const bool masked = !is_plain_causal(call) || (HD != 64 && HD != 128);
+    const bool masked = !is_plain(call) || (HD != 64 && HD != 128);
     return 2 * queries * 4 + (masked ? 0 : attention_backward_wgmma_turns_bytes(queries, HD));
 }
 

@@ -40,11 +40,12 @@ struct Shared {
 };
 
 #if defined(LLAMAC_WARPGROUP_CODE)
-// A block's steps: the last queries first, all heads of the group, down to the block's own queries.
+// A block's steps: the last queries first, all heads of the group, down to the block's own queries or, where not causal, the first.
+template <bool causal>
 struct Steps {
     int count, query, head = 0, group;
     __device__ Steps(int queries, int block, int group_) : query((queries - 1) / step * step), group(group_) {
-        count = ((query - block * rows) / step + 1) * group;
+        count = ((query - (causal ? block * rows : 0)) / step + 1) * group;
     }
     __device__ void next() {
         if (++head < group) return;
@@ -52,11 +53,11 @@ struct Steps {
     }
 };
 
-template <int HD>
+template <bool causal, int HD>
 __device__ void copy(Shared<HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
                      const TensorMap& v, const Statistics& statistics, int queries, int group, int heads) {
     const int block = shared.block, head = shared.head, batch = shared.batch;
-    Steps steps(queries, block, group);
+    Steps<causal> steps(queries, block, group);
     const auto load = [&](int stage) {
         SharedBarrier& full = shared.full[stage];
         const int query_head = head * group + steps.head;
@@ -84,11 +85,11 @@ __device__ void copy(Shared<HD>& shared, const TensorMap& q, const TensorMap& do
 
 // turns: of each head and step, how many blocks have added. Two threads: one lets the adder begin, the other announces
 // its sums once they are in memory, for which the adder cannot wait.
-template <int HD>
+template <bool causal, int HD>
 __device__ void follow_turns(Shared<HD>& shared, int* turns, int queries, int group, int heads, int padded,
                              bool gives) {
     const int block = shared.block, head = shared.batch * heads + shared.head * group;
-    Steps steps(queries, block, group);
+    Steps<causal> steps(queries, block, group);
     for (int n = 0; n < steps.count; n++, steps.next()) {
         const Stage<shared.ds_stages> at(n);
         int* const turn = turns + ((head + steps.head) * padded + steps.query) / step;
@@ -105,7 +106,7 @@ __device__ void follow_turns(Shared<HD>& shared, int* turns, int queries, int gr
     }
 }
 
-template <int HD>
+template <bool causal, int HD>
 __device__ void compute_keys(Shared<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv, int group,
                              float scale) {
     constexpr bool roomy = HD == 64;
@@ -118,7 +119,7 @@ __device__ void compute_keys(Shared<HD>& shared, View<bf16, 4>& dk, View<bf16, 4
     // Where a lane's row of the first four 8x8 matrices of ds goes; the others differ in these bits.
     const uint32_t ds_at = shared_address(
         shared.ds[0].at(own + consumer.thread / warp_size * 16 + matrix % 2 * 8 + matrix_row, matrix / 2));
-    const int count = Steps(static_cast<int>(dk.shape[1]), __shfl(shared.block, 0), group).count;
+    const int count = Steps<causal>(static_cast<int>(dk.shape[1]), __shfl(shared.block, 0), group).count;
     shared.own_full.wait(0);
     for (int n = 0; n < count; n++) {
         const Stage<shared.stages> stage(n);
@@ -144,7 +145,7 @@ __device__ void compute_keys(Shared<HD>& shared, View<bf16, 4>& dk, View<bf16, 4
             s[i + 2] = fast_exp2(fmaf(s[i + 2], scale * log2_e, -shift.x));
             s[i + 3] = fast_exp2(fmaf(s[i + 3], scale * log2_e, -shift.y));
         }
-        if (const int left = count - 1 - n; left < rows / step * group) {
+        if (const int left = count - 1 - n; causal && left < rows / step * group) {
             const int query = left < group ? 0 : step;  // from the block's first key on
 #pragma unroll
             for (int i = 0; i < step / 2; i++)
@@ -194,11 +195,11 @@ __device__ void compute_keys(Shared<HD>& shared, View<bf16, 4>& dk, View<bf16, 4
 }
 
 // sums, f32[B,NH,padded,HD], lie as threads hold them: of 64 rows and 8 columns, four sums of each thread after another.
-template <int HD>
+template <bool causal, int HD>
 __device__ void add_queries(Shared<HD>& shared, float* sums, int queries, int group, int heads, int padded) {
     const int thread = static_cast<int>(threadIdx.x) % warpgroup_size, block = __shfl(shared.block, 0),
               head = __shfl(shared.batch, 0) * heads + __shfl(shared.head, 0) * group;
-    Steps steps(queries, block, group);
+    Steps<causal> steps(queries, block, group);
     float sum[32];
     shared.own_full.wait(0);
     for (int n = 0; n < steps.count; n++, steps.next()) {
@@ -239,7 +240,7 @@ __device__ void add_queries(Shared<HD>& shared, float* sums, int queries, int gr
 }
 #endif
 
-template <int HD>
+template <int HD, bool causal>
 __global__ void __launch_bounds__(warpgroups* warpgroup_size, 1)
     attention_backward_wgmma_turns_kernel(View<bf16, 4> dk, View<bf16, 4> dv,
                                           LLAMAC_KERNEL_CONSTANT const TensorMap dout,
@@ -271,15 +272,15 @@ __global__ void __launch_bounds__(warpgroups* warpgroup_size, 1)
               padded = static_cast<int>(statistics.padded), thread = static_cast<int>(threadIdx.x);
     if (thread / warpgroup_size == helpers) {
         warpgroup_release_registers<helper_registers>();
-        if (thread == 0) copy(shared, q, dout, k, v, statistics, queries, group, heads);
+        if (thread == 0) copy<causal>(shared, q, dout, k, v, statistics, queries, group, heads);
         if (thread == warp_size || thread == 2 * warp_size)
-            follow_turns(shared, turns, queries, group, heads, padded, thread == warp_size);
+            follow_turns<causal>(shared, turns, queries, group, heads, padded, thread == warp_size);
     } else if (thread / warpgroup_size < adder) {
         warpgroup_acquire_registers<owner_registers>();
-        compute_keys(shared, dk, dv, group, scale);
+        compute_keys<causal>(shared, dk, dv, group, scale);
     } else {
         warpgroup_release_registers<adder_registers>();
-        add_queries(shared, sums, queries, group, heads, padded);
+        add_queries<causal>(shared, sums, queries, group, heads, padded);
     }
 #endif
 }
@@ -305,7 +306,7 @@ __global__ void __launch_bounds__(warpgroup_size)
     }
 }
 
-template <int HD>
+template <int HD, bool causal>
 void launch_turns(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                   View<const bf16, 4> q, View<const bf16, 4> k, View<const bf16, 4> v,
                   const Statistics& statistics, float scale, void* workspace, hipStream_t stream) {
@@ -316,7 +317,7 @@ void launch_turns(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<con
     CHECK(hipMemsetAsync(turns, 0, static_cast<size_t>(B * NH * padded / step + 1) * sizeof(int), stream));
     launch(Grid(blocks_for((k.shape[1] + rows - 1) / rows * NKV * B, 1), warpgroups * warpgroup_size, stream,
                 aligned_shared_bytes<Shared<HD>>),
-           attention_backward_wgmma_turns_kernel<HD>, dk, dv, map_of(dout, step), map_of(q, step),
+           attention_backward_wgmma_turns_kernel<HD, causal>, dk, dv, map_of(dout, step), map_of(q, step),
            map_of(k, rows), map_of(v, rows), statistics, sums, turns, begun, static_cast<int>(NH / NKV),
            scale);
     launch(Grid(blocks_for(padded / step * NH * B, 1), warpgroup_size, stream),
@@ -328,11 +329,10 @@ void launch_turns(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<con
 void attention_backward_wgmma_turns(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv,
                                     View<const bf16, 4> dout, View<const bf16, 4> q, View<const bf16, 4> k,
                                     View<const bf16, 4> v, const Statistics& statistics, float scale,
-                                    void* workspace, hipStream_t stream) {
-    if (q.shape[3] == 64)
-        launch_turns<64>(dq, dk, dv, dout, q, k, v, statistics, scale, workspace, stream);
-    else
-        launch_turns<128>(dq, dk, dv, dout, q, k, v, statistics, scale, workspace, stream);
+                                    bool causal, void* workspace, hipStream_t stream) {
+    const auto run = q.shape[3] == 64 ? (causal ? launch_turns<64, true> : launch_turns<64, false>)
+                                      : (causal ? launch_turns<128, true> : launch_turns<128, false>);
+    run(dq, dk, dv, dout, q, k, v, statistics, scale, workspace, stream);
 }
 
 int64_t attention_backward_wgmma_turns_bytes(int64_t queries, int64_t HD) {

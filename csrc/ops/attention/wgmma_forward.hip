@@ -58,8 +58,7 @@ __device__ int steps_until(int row) {
 struct Steps {
     int first = 0, count;
 
-    __device__ Steps(bool masked, const SequenceMask& sight, int row, int rows)
-        : count(steps_until(row + rows)) {
+    __device__ Steps(bool masked, const auto& sight, int row, int rows) : count(steps_until(row + rows)) {
         if (!masked) return;
         first = sight.begin(row) / step;
         count = steps_until(sight.end(row + rows - 1)) - first;
@@ -93,7 +92,7 @@ struct Tiles {
     }
 };
 
-template <bool masked, int HD, bool stays>
+template <Masks kind, int HD, bool stays>
 __device__ void copy_all(Shared<HD, stays>& shared, const TensorMap& q, const TensorMap& k,
                          const TensorMap& v, const AttentionMask& visible, const Tiles<HD>& tiles, int* taken,
                          int group) {
@@ -113,7 +112,7 @@ __device__ void copy_all(Shared<HD, stays>& shared, const TensorMap& q, const Te
                   batch = static_cast<int>(tile.batch), key_head = head / group;
         shared.q_full[at.index].arrive_expecting(shared.q[0].bytes);
         load_rows(shared.q[at.index], q, shared.q_full[at.index], first, head, batch);
-        const Steps steps(masked, SequenceMask(visible, batch), first, rows<HD>);
+        const Steps steps(kind != no_masks, SequenceMask<kind>(visible, batch), first, rows<HD>);
         const auto load = [&](Panels<HD, step>(&to)[stages<HD>], const TensorMap& map,
                               typename Shared<HD, stays>::StepPipeline& pipeline, int key) {
             const Stage<stages<HD>> stage(n);
@@ -180,14 +179,15 @@ __device__ int tile_number(const Shared<HD, stays>& shared, int at) {
     return stays ? __shfl(shared.tile[at], 0) : static_cast<int>(blockIdx.x);
 }
 // The tile in stage `at`; its first step is step `base` of the pipelines.
-template <bool masked, int HD, bool stays>
+template <Masks kind, int HD, bool stays>
 __device__ void compute(Shared<HD, stays>& shared, int at, View<bf16, 4>& out, View<float, 3>& lse,
                         const AttentionMask& visible, const Tiles<HD>& tiles, int& base,
                         const Consumer& consumer, const Turns<HD>& turns, float scale) {
+    constexpr bool masked = kind != no_masks;
     Panels<HD, rows<HD>>& q = shared.q[at];
     const BlockTile begins = tiles[tile_number(shared, at)];
     const int block = tiles.row(begins), first = block + consumer.index * 64;
-    const SequenceMask sight(visible, begins.batch);
+    const SequenceMask<kind> sight(visible, begins.batch);
     const Steps steps(masked, sight, block, rows<HD>);
     const int begin = masked ? 0 : steps.count - steps_until(max(first + 64, 1));
     // Turns begin when all have begun.
@@ -269,7 +269,7 @@ __device__ void compute(Shared<HD, stays>& shared, int at, View<bf16, 4>& out, V
                   masked ? static_cast<int>(out.shape[3]) : HD);
 }
 
-template <bool masked, int HD, bool stays>
+template <Masks kind, int HD, bool stays>
 __device__ void compute_all(Shared<HD, stays>& shared, View<bf16, 4>& out, View<float, 3>& lse,
                             const AttentionMask& visible, const Tiles<HD>& tiles, float scale) {
     const Consumer consumer;
@@ -277,13 +277,13 @@ __device__ void compute_all(Shared<HD, stays>& shared, View<bf16, 4>& out, View<
     int base = 0;
     if constexpr (!stays) {
         shared.q_full[0].wait(0);
-        compute<masked>(shared, 0, out, lse, visible, tiles, base, consumer, turns, scale);
+        compute<kind>(shared, 0, out, lse, visible, tiles, base, consumer, turns, scale);
     } else {
         for (int i = 0;; i++) {
             const Stage<shared.tile_stages> at(i);
             shared.q_full[at.index].wait(at.phase);
             if (tile_number(shared, at.index) >= tiles.count) return;
-            compute<masked>(shared, at.index, out, lse, visible, tiles, base, consumer, turns, scale);
+            compute<kind>(shared, at.index, out, lse, visible, tiles, base, consumer, turns, scale);
             fence_shared();  // the results that went through q
             shared.q_free[at.index].arrive();
         }
@@ -291,7 +291,7 @@ __device__ void compute_all(Shared<HD, stays>& shared, View<bf16, 4>& out, View<
 }
 #endif
 
-template <int HD, bool masked, bool stays>
+template <int HD, Masks kind, bool stays>
 __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
     attention_forward_wgmma_kernel(View<bf16, 4> out, View<float, 3> lse, AttentionMask visible,
                                    LLAMAC_KERNEL_CONSTANT const TensorMap q,
@@ -310,13 +310,13 @@ __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
         fence_barrier_init();
     }
     __syncthreads();
-    const Tiles<HD> tiles(masked, out);
+    const Tiles<HD> tiles(kind != no_masks, out);
     if (threadIdx.x < warpgroup_size) {
         warpgroup_release_registers<Warpgroups<consumers<HD>>::producer_registers>();
-        if (threadIdx.x == 0) copy_all<masked>(shared, q, k, v, visible, tiles, taken, group);
+        if (threadIdx.x == 0) copy_all<kind>(shared, q, k, v, visible, tiles, taken, group);
     } else {
         warpgroup_acquire_registers<Warpgroups<consumers<HD>>::consumer_registers>();
-        compute_all<masked>(shared, out, lse, visible, tiles, scale);
+        compute_all<kind>(shared, out, lse, visible, tiles, scale);
     }
 #endif
 }
@@ -325,20 +325,21 @@ __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
 
 void attention_forward_wgmma(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
                              View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
-                             double scale, bool causal, int64_t window, LaunchContext context) {
-    const AttentionMask visible(q, k, first, causal, window);
+                             View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
+                             LaunchContext context) {
+    const AttentionMask visible(q, k, first, ends, causal, window);
     int* const taken = static_cast<int*>(context.workspace);
-    on_heads(visible, q, [&](auto head, auto masked) {
+    on_heads(visible, q, [&](auto head, auto masks) {
         constexpr int HD = decltype(head)::value;
         const int64_t tiles = (q.shape[1] + rows<HD> - 1) / rows<HD> * q.shape[2] * q.shape[0];
         const auto launch_blocks = [&](auto stays, int64_t blocks) {
             launch(Grid(blocks_for(blocks, 1), Warpgroups<consumers<HD>>::threads, context.stream,
                         aligned_shared_bytes<Shared<HD, decltype(stays)::value>>),
-                   attention_forward_wgmma_kernel<HD, decltype(masked)::value, decltype(stays)::value>, out,
+                   attention_forward_wgmma_kernel<HD, decltype(masks)::value, decltype(stays)::value>, out,
                    lse, visible, map_of(q, rows<HD>), map_of(k, step), map_of(v, step), taken,
                    static_cast<int>(q.shape[2] / k.shape[2]), static_cast<float>(scale));
         };
-        if constexpr (HD == 64 && !masked)
+        if constexpr (HD == 64 && decltype(masks)::value == no_masks)
             if (q.shape[1] >= long_head) return launch_blocks(std::false_type(), tiles);
         CHECK(hipMemsetAsync(taken, 0, sizeof(int), context.stream));
         launch_blocks(std::true_type(), std::min(tiles, int64_t{device_properties().multiprocessors}));

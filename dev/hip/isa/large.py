@@ -202,7 +202,7 @@ def attention(t: Large) -> None:
         p = np.exp(s - s.max(1, keepdims=True))
         p /= p.sum(1, keepdims=True)
         name, scalars = f"B={B} T={T} NH={NH} window={window}", [scale, 1, window]
-        forward = [out, lse, q, k, v, None]
+        forward = [out, lse, q, k, v, None, None]
         t.call("attention_forward", name, forward, scalars, (out.data[-1, :, -1], p @ V))
         ds = p * (DO @ V.T - (DO * numbers(out.data[-1, :, -1])).sum(1, keepdims=True))
         backward = [dq, dk, dv, dout, *forward]
