@@ -12,8 +12,8 @@ struct Philox {
     uint32_t bits[4];
 };
 
-// Streams: parameter k has 4k; sampling has the last one.
-constexpr uint32_t sampling_stream = 0xffffffffu;
+// Streams: parameter k has 4k; sampling and masked tokens have the last ones.
+constexpr uint32_t sampling_stream = 0xffffffffu, masking_stream = 0xfffffffeu;
 
 __host__ __device__ inline Philox philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
     uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/random.h"
 #include "model/config.h"
 #include "platform/error.h"
 
@@ -68,6 +69,13 @@ void find_documents(const int32_t* tokens, int64_t rows, int64_t T, const Docume
         }
 }
 
+void find_ends(const int32_t* first, int64_t rows, int64_t T, int32_t* end) {
+    for (int64_t at = rows * T - 1; at >= 0; at--) {
+        const bool is_last = at % T == T - 1 || first[at + 1] != first[at];
+        end[at] = is_last ? static_cast<int32_t>(at % T + 1) : end[at + 1];
+    }
+}
+
 TokenShard::TokenShard(const std::string& path) : file(path) {
     if (file.size < header_bytes)
         fail(path, ": header: expected ", header_bytes, " bytes, found ", file.size);
@@ -121,6 +129,24 @@ uint64_t permute(uint64_t index, uint64_t size, uint64_t seed, uint64_t epoch) {
     return x;
 }
 
+void Masking::apply(int64_t place, int64_t T, int32_t* tokens, int32_t* targets) const {
+    for (int64_t t = 0; t < T; t++) {
+        const Philox random = random_block(seed, 0, masking_stream, place * T + t);
+        const bool is_predicted = uniform(random.bits[0]) < probability && targets[t] != ignore_index &&
+                                  !special[static_cast<size_t>(tokens[t])];
+        if (!is_predicted) {
+            targets[t] = ignore_index;
+            continue;
+        }
+        const double kind = uniform(random.bits[1]);
+        const auto drawn = static_cast<int32_t>(uint64_t{random.bits[2]} * special.size() >> 32);
+        if (kind < 0.8)
+            tokens[t] = token;
+        else if (kind < 0.9 && !special[static_cast<size_t>(drawn)])
+            tokens[t] = drawn;
+    }
+}
+
 bool has_files(const std::string& pattern) {
     return !matching_paths(pattern).empty();
 }
@@ -156,7 +182,7 @@ Loader::Loader(const std::string& files, int64_t length, int64_t vocabulary, int
              " in ", shards.size(), shards.size() == 1 ? " file" : " files");
 }
 
-void Loader::read_sequence(int64_t sequence, int64_t row, int32_t* inputs, int32_t* targets,
+void Loader::read_sequence(int64_t sequence, int64_t place, int64_t row, int32_t* inputs, int32_t* targets,
                            int32_t* first) const {
     const auto end = std::upper_bound(ends.begin(), ends.end(), sequence);
     const int64_t before = end == ends.begin() ? 0 : end[-1], start = (sequence - before) * seq_len;
@@ -166,14 +192,15 @@ void Loader::read_sequence(int64_t sequence, int64_t row, int32_t* inputs, int32
     const uint32_t id_bits = is_packed ? ~marks : ~uint32_t{0};
     int64_t begin = 0;
     for (int64_t t = 0, at = row * seq_len; t < seq_len; t++, at++) {
-        const uint32_t word = words[t], next = words[t + 1];
-        const bool counts = !is_packed || !(next & no_target);
+        const uint32_t word = words[t], target = masking ? word : words[t + 1];
+        const bool counts = !is_packed || !(target & no_target);
         inputs[at] = static_cast<int32_t>(word & id_bits);
-        targets[at] = counts ? static_cast<int32_t>(next & id_bits) : ignore_index;
+        targets[at] = counts ? static_cast<int32_t>(target & id_bits) : ignore_index;
         if (!is_packed || !first) continue;
         if (word & begins_document) begin = t;
         first[at] = static_cast<int32_t>(begin);
     }
+    if (masking) masking->apply(place, seq_len, inputs + row * seq_len, targets + row * seq_len);
 }
 
 void Loader::micro_batch(int64_t step, int64_t micro, int64_t rank, int64_t world, int32_t* inputs,
@@ -183,7 +210,7 @@ void Loader::micro_batch(int64_t step, int64_t micro, int64_t rank, int64_t worl
         const int64_t position = ((step * accumulation + micro) * batch_size + row) * world + rank + skip;
         const auto p = static_cast<uint64_t>(position);
         const auto sequence = static_cast<int64_t>(permute(p % size, size, seed, p / size));
-        read_sequence(sequence, row, inputs, targets, first);
+        read_sequence(sequence, position, row, inputs, targets, first);
     }
 }
 
@@ -198,7 +225,7 @@ int64_t Loader::validation_batches(int64_t max_batches) const {
 void Loader::validation_batch(int64_t batch, int32_t* inputs, int32_t* targets, int32_t* first) const {
     CHECK(batch >= 0 && batch < sequences / batch_size);
     for (int64_t row = 0; row < batch_size; row++)
-        read_sequence(batch * batch_size + row, row, inputs, targets, first);
+        read_sequence(batch * batch_size + row, batch * batch_size + row, row, inputs, targets, first);
 }
 
 }  // namespace llamac

@@ -10,6 +10,7 @@
 // Header word [4], of uint32 tokens only: the length T of the sequences that whole documents were packed into; 0: the
 // file is plain. The upper two bits of a packed file's tokens are marks.
 #pragma once
+#include <optional>
 #include <vector>
 
 #include "core/file.h"
@@ -24,6 +25,9 @@ struct DocumentMarks {
 // first [rows,T]: the position in its row at which the document of each token begins: at marks.begin, after marks.end, or 0.
 void find_documents(const int32_t* tokens, int64_t rows, int64_t T, const DocumentMarks& marks,
                     int32_t* first);
+
+// end [rows,T]: the position behind the document of each token, from what find_documents() finds.
+void find_ends(const int32_t* first, int64_t rows, int64_t T, int32_t* end);
 
 // Marks of a token in a packed file: ignored as a target; first of a document.
 constexpr uint32_t no_target = uint32_t{1} << 31, begins_document = uint32_t{1} << 30;
@@ -42,6 +46,19 @@ struct TokenShard {
     void read(int64_t first, int64_t n, int64_t vocab_size, uint32_t* out) const;
 };
 
+// Which tokens an encoder predicts (Devlin et al., "BERT", 2018): each with a probability; of these, 80% are replaced by
+// `token`, 10% by a random one, and 10% stay. Random numbers are of the token's place in the data's order: those of any number
+// of ranks, and of a resumed run, are the same.
+struct Masking {
+    double probability = 0.15;
+    int32_t token = -1;
+    std::vector<bool> special;  // [V]: tokens that are neither predicted nor drawn
+    uint64_t seed = 0;
+
+    // Of the T tokens of sequence `place`; targets: the same tokens, or ignore_index, which also becomes that of others.
+    void apply(int64_t place, int64_t T, int32_t* tokens, int32_t* targets) const;
+};
+
 // The permuted index of 0 .. size-1 in an epoch, by a Feistel network with cycle walking (Black & Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
 uint64_t permute(uint64_t index, uint64_t size, uint64_t seed, uint64_t epoch);
 
@@ -55,6 +72,7 @@ struct Loader {
     int64_t sequences = 0;  // S, over all shards
     int64_t tokens = 0;     // over all shards
     bool is_packed = false;
+    std::optional<Masking> masking = {};  // none: targets are the next tokens
 
     // B = batch_size sequences of T = seq_len tokens per micro-batch, `accumulation` micro-batches per step.
     // Throws Error if no file matches, one is malformed or has a larger vocabulary, not all are packed for this seq_len or all
@@ -73,8 +91,8 @@ struct Loader {
     void validation_batch(int64_t batch, int32_t* tokens, int32_t* targets, int32_t* first = nullptr) const;
 
   private:
-    // Into row `row` of each.
-    void read_sequence(int64_t sequence, int64_t row, int32_t* tokens, int32_t* targets,
+    // Into row `row` of each. place: in the order of the data.
+    void read_sequence(int64_t sequence, int64_t place, int64_t row, int32_t* tokens, int32_t* targets,
                        int32_t* first) const;
 
     std::string pattern;

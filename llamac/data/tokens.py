@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from llamac.base import random
 from llamac.base.errors import InputError
 from llamac.base.files import open_file
 
@@ -186,6 +187,37 @@ def permute(index: np.ndarray | list[int], size: int, seed: int, epoch: int) -> 
     return x
 
 
+# Which have no text; csrc/train/run_data.cpp has the same.
+BERT_SPECIAL = (b"[PAD]", b"[UNK]", b"[CLS]", b"[SEP]", b"[MASK]")
+MASKING_STREAM = 0xFFFFFFFE
+
+
+@dataclass(frozen=True)
+class Masking:
+    """Which tokens an encoder predicts (Devlin et al., "BERT", 2018): each with a probability; of these, 80%
+    are replaced by `token`, 10% by a random one, and 10% stay. Random numbers are of the token's place in
+    the data's order. special: bool [V], tokens that are neither predicted nor drawn.
+    """
+
+    probability: float
+    token: int
+    special: np.ndarray
+    seed: int
+
+    def apply(self, place: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens, targets) of the tokens [T] of sequence `place`."""
+        T, V = len(tokens), len(self.special)
+        words = (
+            random.bits(self.seed, 0, MASKING_STREAM, 4 * T, 4 * place * T).reshape(T, 4).astype(np.uint64)
+        )
+        predicted, kind = (words[:, :2].T + 0.5) * 2.0**-32
+        is_predicted = (predicted < self.probability) & ~self.special[tokens]
+        drawn = (words[:, 2] * V >> 32).astype(np.int32)
+        masked = np.where(kind < 0.8, self.token, tokens)
+        masked = np.where((kind >= 0.8) & (kind < 0.9) & ~self.special[drawn], drawn, masked)
+        return np.where(is_predicted, masked, tokens), np.where(is_predicted, tokens, IGNORED)
+
+
 def how_to_make(pattern: str) -> str:
     """The command that makes such files: the project's texts have names, and folders of their own."""
     folder = os.path.dirname(pattern) or "."
@@ -210,7 +242,9 @@ class Loader:
         rank: int = 0,
         world: int = 1,
         seed: int = 0,
+        masking: Masking | None = None,
     ):
+        self.masking = masking
         paths = sorted(glob.glob(pattern), key=os.fsencode)
         if not paths:
             raise InputError(f"{pattern}: no such file; `{how_to_make(pattern)}` makes token files there")
@@ -249,4 +283,8 @@ class Loader:
         positions = [(first + row) * self.world + self.rank for row in range(self.batch_size)]
         indices = [int(permute([p % S], S, self.seed, p // S)[0]) for p in positions]
         rows = np.stack([self.sequence(index) for index in indices]).astype(np.int32)
+        if self.masking:
+            pairs = [self.masking.apply(p, row[:-1]) for p, row in zip(positions, rows)]
+            tokens, targets = np.stack(pairs, 1).astype(np.int32)
+            return tokens, targets
         return rows[:, :-1].copy(), rows[:, 1:].copy()

@@ -21,6 +21,7 @@ from llamac import _native
 from llamac.base.errors import InputError
 from llamac.data import Loader, find_documents, permute, write_bin
 from llamac.data.recipes import RECIPES
+from llamac.data.tokens import IGNORED, Masking
 from llamac.model.config import load_config, presets, rope_frequencies
 from llamac.training.options import Options
 from llamac.training.schedule import learning_rate
@@ -252,6 +253,35 @@ def test_micro_batches(tmp_path, vocab, rank, world):
             skip = B * world  # the sequences of a micro-batch are left out
             _native.micro_batch(pattern, T, vocab, B, A, seed, step, micro, rank, world, *ours, skip)
             assert np.array_equal(ours, loader.micro_batch(step + (micro + 1) // A, (micro + 1) % A))
+
+
+@pytest.mark.parametrize("rank, world", [(0, 1), (1, 3)])
+def test_masked_tokens(tmp_path, rank, world):
+    """The same in C and Python, and of any number of ranks and batch; 15% of tokens that are not special, of
+    which 80% become the mask, 10% another token, and 10% stay."""
+    V, T, seed = 50, 128, 7
+    tokens = np.random.default_rng(0).integers(V, size=300 * T + 1).astype(np.uint32)
+    write_bin(tmp_path / "t.bin", tokens, V)
+    special = np.arange(V) < 5
+    masking = Masking(0.15, 4, special, seed)
+    pattern, B = str(tmp_path / "t.bin"), 4
+    plain, loader = (Loader(pattern, T, V, B, 1, rank, world, seed, each) for each in (None, masking))
+    found = []
+    for step in range(75):
+        ours = np.full((2, B, T), -1, np.int32)
+        how = {"probability": 0.15, "mask": 4, "special": special.tolist()}
+        _native.micro_batch(pattern, T, V, B, 1, seed, step, 0, rank, world, *ours, **how)
+        assert np.array_equal(ours, loader.micro_batch(step, 0))
+        found.append((plain.micro_batch(step, 0)[0], *ours))
+    before, after, targets = np.stack(found, 1)
+    chosen = targets != IGNORED
+    assert np.array_equal(targets[chosen], before[chosen]) and np.array_equal(before[~chosen], after[~chosen])
+    assert not special[targets[chosen]].any() and not special[after[chosen & (after != 4)]].any()
+    share, masked, kept = chosen[~special[before]].mean(), (after == 4)[chosen], (after == before)[chosen]
+    assert share == pytest.approx(0.15, abs=0.007)
+    assert masked.mean() == pytest.approx(0.8, abs=0.02) and kept.mean() == pytest.approx(0.11, abs=0.02)
+    whole = Loader(pattern, T, V, 4 * world, 1, 0, 1, seed, masking)  # another batch, and one rank
+    assert np.array_equal(whole.micro_batch(2, 0)[1][rank::world], found[2][2])
 
 
 def test_documents():
