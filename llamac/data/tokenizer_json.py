@@ -54,6 +54,8 @@ class JsonTokenizer:
         self._add_tokens()
         self.backend.encode_special_tokens = self.special_tokens.split
         roles = [self.names.get(role) for role in ("bos_token", "eos_token", "pad_token")]
+        if not any(roles[:2]):  # BERT's documents begin with [CLS] and end with [SEP]
+            roles[:2] = self.names.get("cls_token"), self.names.get("sep_token")
         bos, eos, self.pad = (None if name is None else self.backend.token_to_id(name) for name in roles)
         self.bos, self.eos = (eos, None) if bos == eos else (bos, eos)
         self.end = self.bos if self.eos is None else self.eos  # follows a document
@@ -295,16 +297,25 @@ def _vocabulary(tokenizer: JsonTokenizer) -> Vocabulary:
     """The bytes that each id adds to a text, by the steps of the decoder."""
     backend, decoder = tokenizer.backend, tokenizer.model.get("decoder") or {}
     steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
-    convert, drops = _converter(tokenizer.path, steps)
+    convert, drops = _converter(tokenizer, steps)
     tokens = [b""] * tokenizer.vocab_size
     for id in backend.get_vocab().values():
         tokens[id] = convert(backend.id_to_token(id))  # which has been normalized, as an added token may be
     return Vocabulary(tokens, tokenizer.hash, tokenizer.bos, tokenizer.eos, tokenizer.pad, drops)
 
 
-def _converter(path: Path, steps: list[dict[str, Any]]):
+def _converter(tokenizer: JsonTokenizer, steps: list[dict[str, Any]]):
     """(word to bytes, what decoding drops at a text's begin) of a decoder's steps."""
-    kinds = [step.get("type") for step in steps]
+    path, kinds = tokenizer.path, [step.get("type") for step in steps]
+    if kinds == ["WordPiece"]:
+        prefix, added = steps[0].get("prefix", "##"), {t["content"] for t in tokenizer.model["added_tokens"]}
+
+        def joined(word: str) -> bytes:  # BERT's: a word that another follows has a space before it
+            if word in added:
+                return word.encode()
+            return (word.removeprefix(prefix) if word.startswith(prefix) else " " + word).encode()
+
+        return joined, vocabulary.DROP_FIRST
     unknown = set(kinds) - {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
     if unknown or not kinds:
         names = ", ".join(str(kind) for kind in kinds)

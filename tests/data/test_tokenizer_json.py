@@ -325,10 +325,23 @@ def test_malformed(tmp_path, content, message):
 
 
 def test_a_decoder_that_is_neither(tmp_path):
-    other = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    other = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}
     ours = tokenizer.load(small(tmp_path, lambda config: config.update(decoder=other)))
     with pytest.raises(InputError, match="decoder: expected a byte-level or sentencepiece-style one, found"):
         ours.write_beside_tokens(tmp_path)
+
+
+def test_wordpiece(tmp_path):
+    """BERT's: texts of tokens, [CLS] before a document and [SEP] behind it."""
+    made = Tokenizer(models.WordPiece({"[CLS]": 0, "[SEP]": 1, "un": 2, "##do": 3, "do": 4}, unk_token="un"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    made.add_special_tokens(["[CLS]", "[SEP]"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    names = {"cls_token": "[CLS]", "sep_token": "[SEP]"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    ours = tokenizer.load(tmp_path)
+    assert (ours.bos, ours.eos, ours.encode("undo do")) == (0, 1, [2, 3, 4])
+    assert ours.tokens == [b"[CLS]", b"[SEP]", b" un", b"do", b" do"]
 
 
 @pytest.mark.program
