@@ -1,13 +1,12 @@
-"""Llama, Mistral, Qwen and GPT-2 in plain PyTorch: model, training, and the reference for the C program.
+"""Llama, Mistral, Qwen, GPT-2 and BERT in plain PyTorch: model, training, the reference for the C program.
 
     python train_llama3.py              write the reference tensors of the test models to data/reference/
     python train_llama3.py --matmul-dtype fp8   the same in fp8 (llamac/training/fp8_reference.py)
     python train_llama3.py --train ...  train in the C program's data order (--help lists the flags)
     torchrun --nproc-per-node N -- train_llama3.py --train ...  the same on N devices, with FSDP2
 
-The file reads top to bottom: the operations, the model (Dubey et al., "The Llama 3 Herd of Models", 2024),
-AdamW, training, the reference tensors. The other parts of a run (several devices, llamac's operations, log,
-profile) are in llamac/training. Tests and benchmarks use the formulas; in the package it is llamac.reference.
+It reads top to bottom: operations, model (Dubey et al., "The Llama 3 Herd of Models", 2024), AdamW,
+training, reference tensors; the rest of a run is in llamac/training. In the package it is llamac.reference.
 
 Shapes: B batch, T time, C channels, NH query heads, NKV key/value heads, HD head size, F feed-forward width,
 V vocabulary. Modules have Hugging Face's names for Llama, weight matrices are [out, in].
@@ -33,6 +32,7 @@ from llamac.model.block import ACTIVATIONS
 from llamac.model.config import Config, load_config, rope_frequencies
 from llamac.training import references
 from llamac.training import run as training
+from llamac.training.encoder import EncoderHead, mean_loss
 from llamac.training.options import Options
 from llamac.training.ranks import DTYPES, across_ranks, gradients, world
 from llamac.training.rounding import at_least_fp32, random_bits, stochastic_round, upload
@@ -76,8 +76,8 @@ def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) ->
     """cos and sin of RoPE's angles (Su et al. 2021), each [T,1,HD/2]: one per position and pair of channels.
 
     Pair i turns by theta^(-2i/HD) radians per position, or less in a model that was stretched to a longer
-    context (rope_frequencies() in llamac/model/config.py). Angles are computed in double: in fp32 they are
-    off by 0.004 radians at position 131,071. YaRN also multiplies cos and sin by a factor.
+    context (rope_frequencies()). Angles are computed in double: in fp32 they are off by 0.004 radians at
+    position 131,071. YaRN also multiplies cos and sin by a factor.
     """
     scaling = config.rope_scaling
     frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling)
@@ -108,36 +108,37 @@ def repeat_kv(x: Tensor, NH: int) -> Tensor:
     return x.repeat_interleave(NH // x.shape[2], dim=2)
 
 
-def seen(T: int, first: Tensor | None, window: int | None, device) -> Tensor:
+def seen(T: int, first: Tensor | None, window: int | None, causal: bool, device) -> Tensor:
     """Whether position t sees s, [B or 1,1,T,T]: of those up to itself the ones from first[b,t] on, where its
-    document begins, and the last `window`. None: all. RoPE turns q·k by the distance alone, so a document in
-    the middle of a sequence is computed as it would be at its begin, without positions of its own.
+    document begins, and the last `window`; None: all. Not causal, also those that see it. RoPE, which turns
+    q·k by the distance alone, needs no positions within a document.
     """
     s, t = torch.arange(T, device=device), torch.arange(T, device=device)[:, None]
-    causal = (s <= t) & (s > t - (window or T))
-    return causal[None, None] if first is None else causal & (s >= first[:, None, :, None])
+    near = ((s <= t) & (s > t - (window or T)))[None, None]
+    near = near if first is None else near & (s >= first[:, None, :, None])
+    return near if causal else near | near.mT
 
 
-def attention(q, k, v, scale: float | None = None, *, first: Tensor | None = None, window: int | None = None):
+def attention(q, k, v, scale: float | None = None, *, first=None, window: int | None = None, causal=True):
     """softmax(scale·q·kᵀ)·v, scale 1/√HD by default, each position over those that it has seen(): itself and
-    those before it, unless first int[B,T] or window say less. NH/NKV query heads share a key/value head
-    (grouped queries: Ainslie et al. 2023). q [B,T,NH,HD], k and v [B,T,NKV,HD] -> [B,T,NH,HD].
+    those before it, or all, unless first int[B,T] or window say less. NH/NKV query heads share a key/value
+    head (grouped queries: Ainslie et al. 2023). q [B,T,NH,HD], k and v [B,T,NKV,HD] -> [B,T,NH,HD].
     """
     T, device = q.shape[1], q.device
     plain = first is None and (window or T) >= T
-    how = {"is_causal": True} if plain else {"attn_mask": seen(T, first, window, device)}
+    how = {"is_causal": causal} if plain else {"attn_mask": seen(T, first, window, causal, device)}
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, **how, scale=scale, enable_gqa=True).transpose(1, 2)
 
 
-def explicit_attention(q, k, v, scale: float | None = None, *, first=None, window=None):
+def explicit_attention(q, k, v, scale: float | None = None, *, first=None, window=None, causal=True):
     """attention() by its definition, with the scores in memory: its output [B,T,NH·HD], and the log-sum-exp
     of every row of scores [B,NH,T], which a fused kernel keeps for its backward.
     """
     T, NH, HD = q.shape[1:]
     q, k, v = (at_least_fp32(repeat_kv(x, NH)) for x in (q, k, v))
     scores = torch.einsum("bthd,bshd->bhts", q, k) / (math.sqrt(HD) if scale is None else 1 / scale)
-    scores = scores.masked_fill(~seen(T, first, window, q.device), -math.inf)
+    scores = scores.masked_fill(~seen(T, first, window, causal, q.device), -math.inf)
     return torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v).flatten(2), scores.logsumexp(-1)
 
 
@@ -163,12 +164,6 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     options = {"reduction": "none", "ignore_index": IGNORED}
     losses = F.cross_entropy(at_least_fp32(logits).flatten(0, -2), targets.flatten(), **options)
     return losses.view_as(targets)
-
-
-def mean_loss(losses: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of the losses whose target is not IGNORED, and their number."""
-    valid = (targets != IGNORED).to(losses.dtype)
-    return (losses * valid).sum() / valid.sum(), valid.sum()
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -223,7 +218,8 @@ class SelfAttention(Linears):
 
     def __init__(self, config: Config, window: int | None, ops: Operations):
         super().__init__(config, "self_attn")
-        self.config, self.window, self.ops = config, window, ops
+        self.config, self.ops = config, ops
+        self.attend = partial(ops.attention, window=window, causal=not config.is_encoder)
         self.heads = config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads
         for name in ("q_norm", "k_norm") if config.qk_norm else ():
             self.add_module(name, nn.RMSNorm(config.head_dim, config.rms_norm_eps))
@@ -233,7 +229,7 @@ class SelfAttention(Linears):
         qkv = torch.cat(qkv, -1) if len(qkv) > 1 else qkv[0]
         q, k, v = qkv.unflatten(-1, (-1, self.config.head_dim)).split(self.heads, -2)
         q, k = self.turned(q, "q_norm", cis), self.turned(k, "k_norm", cis)
-        return self.o_proj(self.ops.attention(q, k, v, first=first, window=self.window).flatten(2))
+        return self.o_proj(self.attend(q, k, v, first=first).flatten(2))
 
     def turned(self, heads: Tensor, name: str, cis: Cis) -> Tensor:
         if self.config.has_positions:
@@ -254,22 +250,24 @@ class MLP(Linears):
 
 
 class Block(nn.Module):
-    """Attention, then the feed-forward network, each on the normalised residual stream and added to it."""
+    """Attention, then feed-forward, each of the normalised stream and added to it; encoders norm sums."""
 
     def __init__(self, config: Config, window: int | None, ops: Operations):
         super().__init__()
-        self.input_layernorm = Norm(config, ops)
+        self.input_layernorm = None if config.is_encoder else Norm(config, ops)
         self.self_attn = SelfAttention(config, window, ops)
         self.post_attention_layernorm = Norm(config, ops)
         self.mlp = MLP(config, ops)
+        self.output_layernorm = Norm(config, ops) if config.is_encoder else None
 
     def forward(self, x: Tensor, cis: Cis, first: Tensor | None = None) -> Tensor:
-        x, y = self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), cis, first), residual=x)
-        return x + self.mlp(y)
+        y = self.input_layernorm(x) if self.input_layernorm else x
+        x, y = self.post_attention_layernorm(self.self_attn(y, cis, first), residual=x)
+        return self.output_layernorm(self.mlp(y), residual=y)[1] if self.output_layernorm else x + self.mlp(y)
 
 
 class Decoder(nn.Module):
-    """Embedding, perhaps of positions, too, L blocks, final norm: tokens [B,T] -> [B,T,C]."""
+    """Embedding, perhaps of positions and types, L blocks, norm, in encoders first: [B,T] -> [B,T,C]."""
 
     def __init__(self, config: Config, ops: Operations):
         super().__init__()
@@ -280,7 +278,8 @@ class Decoder(nn.Module):
         self.embed_tokens = table(config.vocab_size)
         self.embed_positions = table(config.max_position_embeddings) if config.has_positions else None
         self.layers = nn.ModuleList(Block(config, window, ops) for window in config.windows())
-        self.norm = Norm(config, ops)
+        self.embed_types = table(config.type_vocab_size) if config.type_vocab_size else None
+        self.add_module("embed_norm" if config.is_encoder else "norm", Norm(config, ops))
         self.recompute_every = 0  # k > 0: the backward computes every k-th block again instead of keeping it
 
     def forward(self, tokens: Tensor, cis: Cis, first: Tensor | None = None) -> Tensor:
@@ -288,10 +287,12 @@ class Decoder(nn.Module):
         if self.embed_positions:
             t = torch.arange(tokens.shape[1], device=tokens.device)
             x = x + self.embed_positions(t if first is None else t - first)  # within the document
+        x = x + self.embed_types.weight[0] if self.embed_types else x
+        x = self.embed_norm(x) if hasattr(self, "embed_norm") else x
         for i, block in enumerate(self.layers):
             again = self.recompute_every and i % self.recompute_every == 0
             x = checkpoint(block, x, cis, first, use_reentrant=False) if again else block(x, cis, first)
-        return self.norm(x)
+        return self.norm(x) if hasattr(self, "norm") else x
 
 
 class Head(nn.Module):
@@ -318,7 +319,9 @@ class Llama(nn.Module):
         self.config, self.ops = config, ops
         self.fp8: Any = None  # --matmul-dtype fp8: the blocks' products, set by training/fp8.py
         self.model = Decoder(config, ops)
-        self.lm_head = Head(config, ops)
+        self.lm_head: nn.Module = Head(config, ops)
+        if config.is_encoder:
+            self.lm_head = EncoderHead(config, ops, Norm(config, ops), cross_entropy)
 
     def forward(self, tokens: Tensor, cis: Cis, targets: Tensor | None = None, first: Tensor | None = None):
         """Logits [B,T,V] of tokens [B,T]; with targets [B,T] the mean loss, in nats per token. first [B,T]:
@@ -467,11 +470,13 @@ def debug_state(directory: Path, dtype: torch.dtype, batch: Batches, o: Options)
     logits = model(tokens, cis, first=first)
     logits.retain_grad()
     losses = cross_entropy(logits, targets)
-    losses.mean().backward()
+    loss, _ = mean_loss(losses, targets)
+    loss.backward()
 
     norm = rstd_mean if config.normalization_function == "layernorm" else rstd
     state = {name: x.int() for name, x in zip(("tokens", "targets", "first"), batch[0])}
-    state |= model_tensors(model, calls, logits, losses, norm, partial(explicit_attention, first=first))
+    attend = partial(explicit_attention, first=first, causal=not config.is_encoder)
+    state |= model_tensors(model, calls, logits, losses, loss, norm, attend)
 
     model = references.load(empty_model(config, dtype), directory, o)
     optimizer = AdamW(parts(model), **OPTIMIZER, state_dtype=precision)

@@ -144,6 +144,7 @@ constexpr ModelType model_types[] = {
      .has_ends = false,
      .qk_norm = true},
     {.name = "gpt2", .architecture = "GPT2LMHeadModel", .max_context = 1024},
+    {.name = "bert", .architecture = "BertForMaskedLM", .max_context = 512},
 };
 
 const ModelType& model_type(const Config& c) {
@@ -154,6 +155,8 @@ const ModelType& model_type(const Config& c) {
 // Words of config.json, in the order of the enumeration.
 constexpr const char *norm_names[] = {"rmsnorm"}, *activations[] = {"silu"}, *positions[] = {"rope"},
                      *gpt2_activations[] = {"gelu_new", "gelu", "gelu_pytorch_tanh"},
+                     *bert_activations[] = {"gelu", "gelu_new", "gelu_pytorch_tanh"},
+                     *bert_positions[] = {"absolute"},
                      *rope_types[] = {"default", "linear", "llama3", "yarn"},
                      *layer_types[] = {"full_attention", "sliding_attention"};
 
@@ -220,17 +223,30 @@ nlohmann::ordered_json scaling_json(const RopeScaling& r) {
     return scaling;
 }
 
-// GPT-2's architecture, of its own field names. Those of Llama would contradict them.
-void read_gpt2(const ConfigFields& f, Config& c) {
-    for (const char* const key :
-         {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-          "max_position_embeddings", "rms_norm_eps", "hidden_act", "num_key_value_heads", "head_dim",
-          "rope_theta", "rope_scaling", "rope_parameters", "layer_types", "attention_bias", "mlp_bias",
-          "normalization_function", "position_embedding_type"})
+// Fields of Llama's that GPT-2's and BERT's config.json do not have, besides `others`.
+void refuse_llamas(const ConfigFields& f, const Config& c, std::vector<const char*> others) {
+    others.insert(others.end(),
+                  {"num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "rope_parameters",
+                   "layer_types", "attention_bias", "mlp_bias", "normalization_function"});
+    for (const char* const key : others)
         if (const json* const found = f.find(key))
-            f.wrong(key, "none in a model of type gpt2", excerpt(*found));
+            f.wrong(key, ("none in a model of type " + c.model_type).c_str(), excerpt(*found));
     if (const json* const window = f.find("sliding_window"))
         f.wrong("sliding_window", "null", excerpt(*window));
+}
+// Whether a probability of dropout is not 0; transformers' default is 0.1.
+bool has_dropout(const ConfigFields& f, std::initializer_list<const char*> keys) {
+    return std::ranges::any_of(keys, [&](const char* key) {
+        const json* const rate = f.find(key);
+        return !rate || *rate != 0;
+    });
+}
+
+// GPT-2's architecture, of its own field names.
+void read_gpt2(const ConfigFields& f, Config& c) {
+    refuse_llamas(f, c,
+                  {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                   "max_position_embeddings", "rms_norm_eps", "hidden_act", "position_embedding_type"});
     c.norm = NormKind::layer;
     c.positions = PositionKind::learned;
     c.activation = gpt2_activations[f.choice("activation_function", gpt2_activations)] == "gelu"sv
@@ -242,16 +258,39 @@ void read_gpt2(const ConfigFields& f, Config& c) {
     for (const char* const key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"})
         if (f.flag_or(key, false)) f.wrong(key, "false", "true");
     if (!f.flag_or("scale_attn_weights", true)) f.wrong("scale_attn_weights", "true", "false");
-    for (const char* const key : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) {
-        const json* const rate = f.find(key);
-        c.has_dropout |= !rate || *rate != 0;  // transformers' default is 0.1
-    }
+    c.has_dropout = has_dropout(f, {"resid_pdrop", "embd_pdrop", "attn_pdrop"});
     c.C = f.size_or("n_embd", max_width, 768);
     c.F = f.size_or("n_inner", max_width, 4 * c.C);
     c.L = f.size_or("n_layer", max_layers, 12);
     c.NH = c.NKV = f.size_or("n_head", max_width, 12);
     c.max_context = f.size_or("n_positions", INT32_MAX, model_type(c).max_context);
     c.eps = f.positive_or("layer_norm_epsilon", 1e-5);
+}
+
+// BERT's, an encoder.
+void read_bert(const ConfigFields& f, Config& c) {
+    refuse_llamas(f, c, {"rms_norm_eps"});
+    c.norm = NormKind::layer;
+    c.positions = PositionKind::learned;
+    f.choice("position_embedding_type", bert_positions);
+    c.activation = bert_activations[f.choice("hidden_act", bert_activations)] == "gelu"sv
+                       ? ActivationKind::gelu
+                       : ActivationKind::gelu_tanh;
+    c.qkv_bias = c.output_bias = c.mlp_bias = true;
+    c.causal = false, c.post_norm = true, c.tied = true;
+    if (!f.flag_or("tie_word_embeddings", true)) f.wrong("tie_word_embeddings", "true", "false");
+    for (const char* const key : {"is_decoder", "add_cross_attention"})
+        if (f.flag_or(key, false)) f.wrong(key, "false", "true");
+    c.has_dropout = has_dropout(f, {"hidden_dropout_prob", "attention_probs_dropout_prob"});
+    c.bos = -1, c.eos = {};
+    if (!f.values.contains("pad_token_id")) c.pad = 0;
+    c.C = f.size_or("hidden_size", max_width, 768);
+    c.F = f.size_or("intermediate_size", max_width, 3072);
+    c.L = f.size_or("num_hidden_layers", max_layers, 12);
+    c.NH = c.NKV = f.size_or("num_attention_heads", max_width, 12);
+    c.max_context = f.size_or("max_position_embeddings", INT32_MAX, model_type(c).max_context);
+    c.token_types = f.size_or("type_vocab_size", max_width, 2);
+    c.eps = f.positive_or("layer_norm_eps", 1e-12);
 }
 
 // With layer_types, transformers computes Mistral as Ministral: a window for the layers that slide.
@@ -361,9 +400,13 @@ Config load_config(const std::string& model) {
     std::vector<const char*> names;
     for (const ModelType& type : model_types) names.push_back(type.name);
     c.model_type = names[f.choice("model_type", names)];
-    c.V = c.is_gpt2() ? f.size_or("vocab_size", max_width, 50257) : f.size("vocab_size", max_width);
+    c.V = c.is_gpt2()   ? f.size_or("vocab_size", max_width, 50257)
+          : c.is_bert() ? f.size_or("vocab_size", max_width, 30522)
+                        : f.size("vocab_size", max_width);
     if (c.is_gpt2())
         read_gpt2(f, c);
+    else if (c.is_bert())
+        read_bert(f, c);
     else
         read_llama(f, c);
     if (!c.HD && c.C % c.NH)
@@ -383,7 +426,7 @@ Config load_config(const std::string& model) {
         c.pad = pad->get<int64_t>();
     if (c.positions == PositionKind::rope) read_rope(f, c);
     const double layer = static_cast<double>(c.C) * static_cast<double>(c.qkv_size() + c.q_size() + 3 * c.F);
-    const int64_t positions = c.positions == PositionKind::learned ? c.max_context : 0;
+    const int64_t positions = c.positions == PositionKind::learned ? c.max_context + c.token_types : 0;
     if (static_cast<double>(c.L) * layer + static_cast<double>((2 * c.V + positions) * c.C) > max_parameters)
         fail(file, ": expected fewer than 2^48 parameters");
     return c;
@@ -406,6 +449,20 @@ std::string config_json(const Config& c, DType dtype) {
                        {"attn_pdrop", 0.0},
                        {"initializer_range", c.initializer_range},
                        {"tie_word_embeddings", c.tied}});
+    } else if (c.is_bert()) {
+        values.update({{"hidden_size", c.C},
+                       {"intermediate_size", c.F},
+                       {"num_hidden_layers", c.L},
+                       {"num_attention_heads", c.NH},
+                       {"max_position_embeddings", c.max_context},
+                       {"type_vocab_size", c.token_types},
+                       {"layer_norm_eps", c.eps},
+                       {"hidden_act", c.activation == ActivationKind::gelu ? "gelu" : "gelu_new"},
+                       {"hidden_dropout_prob", 0.0},
+                       {"attention_probs_dropout_prob", 0.0},
+                       {"initializer_range", c.initializer_range},
+                       {"tie_word_embeddings", c.tied},
+                       {"pad_token_id", nullptr}});
     } else {
         values.update({{"hidden_size", c.C},
                        {"intermediate_size", c.F},

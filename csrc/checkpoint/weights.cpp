@@ -88,6 +88,12 @@ bool has_own_head(const std::string& directory, const std::string& embedding_nam
 Config load_config_of_weights(const std::string& directory, std::string& warning) {
     Config config = load_config(directory);
     const std::string embedding = embedding_name(config);
+    if (config.is_bert()) {
+        const WeightFiles files(directory);
+        config.has_pooler = files.find("bert.pooler.dense.weight");
+        config.has_next_sentence = files.find("cls.seq_relationship.weight");
+        return config;
+    }
     if (!config.tied || !has_own_head(directory, embedding)) return config;
     config.tied = false;
     warning = directory + ": tie_word_embeddings is true, but " + head_name + " is not " + embedding +
@@ -99,7 +105,7 @@ std::string load_weights(Parameters& p, const std::string& directory) {
     const WeightFiles files(directory);
     const bool tied = p.head.segment == p.embedding.segment;
     std::set<std::string> used;
-    if (tied) used.insert(head_name);
+    if (tied) used.insert({head_name, "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"});
     zero(p);
     Upload upload;
     for (const Parameter& parameter : p.table) {

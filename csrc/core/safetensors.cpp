@@ -363,9 +363,18 @@ WeightFiles::WeightFiles(const std::string& folder) : directory(folder) {
 }
 
 std::map<std::string, size_t>::const_iterator WeightFiles::place_of(const std::string& name) const {
-    const auto found = file_of.find(name);
-    const bool has_base = begins_with(name, "model.") || begins_with(name, "transformer.");
-    return found == file_of.end() && has_base ? file_of.find(name.substr(name.find('.') + 1)) : found;
+    std::vector<std::string> names = {name};
+    // Of norms in old files of BERT.
+    for (const auto& [now, before] : {std::pair{"LayerNorm.weight", "gamma"}, {"LayerNorm.bias", "beta"}})
+        if (name.ends_with(now)) names.push_back(name.substr(0, name.rfind('.') + 1) + before);
+    for (const char* const base : {"model.", "transformer.", "bert."})
+        if (begins_with(name, base)) {
+            const std::vector<std::string> whole = names;
+            for (const std::string& each : whole) names.push_back(each.substr(each.find('.') + 1));
+        }
+    for (const std::string& own : names)
+        if (const auto found = file_of.find(own); found != file_of.end()) return found;
+    return file_of.end();
 }
 
 const SafetensorsFile::Entry* WeightFiles::find(const std::string& name) const {
@@ -375,7 +384,8 @@ const SafetensorsFile::Entry* WeightFiles::find(const std::string& name) const {
 
 std::string WeightFiles::unused(const std::set<std::string>& used) const {
     // Which old files have: tables of RoPE, and GPT-2's mask.
-    const std::string_view computed[] = {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"};
+    const std::string_view computed[] = {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias",
+                                         "embeddings.position_ids"};
     std::set<std::string> there;
     for (const std::string& name : used)
         if (const auto found = place_of(name); found != file_of.end()) there.insert(found->first);

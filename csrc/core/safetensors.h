@@ -84,8 +84,8 @@ uint64_t write_safetensors(const std::string& path, const std::vector<NamedTenso
 std::string find_weights(const std::string& directory);
 
 // The weights of a Hugging Face directory: model.safetensors, else the shards that
-// model.safetensors.index.json lists. In those of a model that was saved without its head, names lack "model." or
-// "transformer.": they are found with it, too. Throws Error, also where other files have the weights.
+// model.safetensors.index.json lists. In those of a model that was saved without its head, names lack "model.",
+// "transformer." or "bert.": they are found with it, too. Throws Error, also where other files have the weights.
 struct WeightFiles {
     explicit WeightFiles(const std::string& directory);
 

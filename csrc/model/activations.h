@@ -26,13 +26,15 @@ struct BlockActivations {
 
 struct Activations {
     Tensor tokens, targets;
-    Tensor first;      // with document masks: the first position that each token sees
-    Tensor mask;       // `first` where the batch has it, which attention reads; else none
-    Tensor positions;  // of learned positions: each token's, in its document
-    Tensor cis;        // cosines and sines of RoPE: of the longest sequence, seen as the batch's T
-    Tensor embedding;  // the input of the model's first block
+    // With document masks: the first position that each token sees, and where attention is not causal, behind the last.
+    Tensor first, end;
+    Tensor mask, mask_end;  // `first` and `end` where the batch has them, which attention reads; else none
+    Tensor positions;       // of learned positions: each token's, in its document
+    Tensor cis;             // cosines and sines of RoPE: of the longest sequence, seen as the batch's T
+    Tensor embedding;       // the input of the model's first block
     std::vector<BlockActivations> blocks;
     Tensor final_norm, final_rstd, final_mean;
+    Tensor transform, transform_gelu, transform_norm, transform_rstd, transform_mean;  // of BERT's head
     Tensor logits;       // [rows of a chunk, V]; their gradient takes their place
     Tensor more_logits;  // the rest of their memory, directly behind dqkv to dswiglu
     Tensor losses;
@@ -93,6 +95,11 @@ inline std::vector<ActivationRow<Activations>> model_activations(const Config& c
              .until = Lifetime::batch,
              .present = document_mask},
             {.name = "",
+             .member = &A::end,
+             .like = shaped(DType::i32, {B, T}),
+             .until = Lifetime::batch,
+             .present = document_mask && !c.causal},
+            {.name = "",
              .member = &A::positions,
              .like = shaped(DType::i32, {B, T}),
              .until = Lifetime::batch,
@@ -105,6 +112,23 @@ inline std::vector<ActivationRow<Activations>> model_activations(const Config& c
              .member = &A::final_mean,
              .like = shaped(DType::f32, {N}),
              .present = head && c.norm == NormKind::layer},
+            {.name = "transform", .member = &A::transform, .like = rows, .present = head && c.post_norm},
+            {.name = "transform_gelu",
+             .member = &A::transform_gelu,
+             .like = rows,
+             .present = head && c.post_norm},
+            {.name = "transform_norm",
+             .member = &A::transform_norm,
+             .like = rows,
+             .present = head && c.post_norm},
+            {.name = "",
+             .member = &A::transform_rstd,
+             .like = shaped(DType::f32, {N}),
+             .present = head && c.post_norm},
+            {.name = "",
+             .member = &A::transform_mean,
+             .like = shaped(DType::f32, {N}),
+             .present = head && c.post_norm},
             {.name = "", .member = &A::losses, .like = shaped(DType::f32, {N}), .present = head},
             {"", &A::dresidual, rows, Lifetime::layer},
             {"", &A::dnorm, rows, Lifetime::layer},

@@ -160,12 +160,15 @@ void attend(Model& m, int64_t layer, const CachedRows* cached) {
                                   .k = h.k,
                                   .v = h.v,
                                   .first = cached ? Tensor{} : m.activations.mask,
+                                  .end = m.activations.mask_end,
                                   .scale = attention_scale(m),
+                                  .causal = m.config.causal,
                                   .window = m.config.window_of(layer)});
 }
 
 // The input of a norm, or the residual that a linear adds.
 Tensor residual_of(const Model& m, int64_t layer, const LinearRow& row) {
+    if (row.adds_residual && m.config.post_norm) return m.activations.blocks[layer].*(&row - 1)->x;
     return row.residual ? m.activations.blocks[layer].*row.residual : block_input(m, layer);
 }
 
@@ -190,9 +193,7 @@ void compute_input(Model& m, int64_t layer, const LinearRow& row, const CachedRo
         return attend(m, layer, cached);
     case Producer::activation:
         if (m.config.is_gated()) return swiglu_forward(m.context, {.out = a.*row.x, .gate_up = a.gate_up});
-        return gelu_forward(
-            m.context,
-            {.out = a.*row.x, .x = a.gate_up, .tanh = m.config.activation == ActivationKind::gelu_tanh});
+        return gelu_forward(m.context, {.out = a.*row.x, .x = a.gate_up, .tanh = has_tanh(m)});
     }
 }
 
@@ -271,6 +272,12 @@ void quantize_gradient(Model& m, int64_t layer, const LinearRow& row, const Quan
                                        .rotated = m.config.NH + m.config.NKV});
 }
 
+// Where the gradient of a linear's input is. With post-norm, a sum that adds a norm's output has left its gradient in dresidual,
+// and the linear that reads the output adds its own.
+const Tensor& input_gradient(const Model& m, const LinearRow& row) {
+    return row.norm && m.config.post_norm ? m.activations.dresidual : m.activations.*row.dx;
+}
+
 // The backward of the operation that computes a linear's input, from its gradient row.dx. rewrites: also rewrites the input.
 void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewrites, bool accumulate) {
     const BlockActivations& a = m.activations.blocks[layer];
@@ -278,7 +285,8 @@ void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewri
     const Tensor written = rewrites ? a.*row.x : Tensor{};
     switch (row.input) {
     case Producer::norm:
-        return norm_backward(m, norm_of(m, layer, row), d.*row.dx, true, written, accumulate);
+        return norm_backward(m, norm_of(m, layer, row), input_gradient(m, row), !m.config.post_norm, written,
+                             accumulate);
     case Producer::attention: {
         const Heads h = split_heads(m, layer), dh = split_heads(m, d.dqkv, d.dqkv);
         attention_backward(m.context, {.dq = dh.q,
@@ -291,7 +299,9 @@ void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewri
                                        .k = h.k,
                                        .v = h.v,
                                        .first = m.activations.mask,
+                                       .end = m.activations.mask_end,
                                        .scale = attention_scale(m),
+                                       .causal = m.config.causal,
                                        .window = m.config.window_of(layer)});
         if (m.hook) show_heads(m, "dact.", layer, dh);
         return;
@@ -302,11 +312,9 @@ void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewri
             swiglu_backward(
                 m.context, {.dgate_up = d.dgate_up, .out = written, .dout = d.dswiglu, .gate_up = a.gate_up});
         else
-            gelu_backward(m.context, {.dx = d.dgate_up,
-                                      .out = written,
-                                      .dout = d.dswiglu,
-                                      .x = a.gate_up,
-                                      .tanh = m.config.activation == ActivationKind::gelu_tanh});
+            gelu_backward(
+                m.context,
+                {.dx = d.dgate_up, .out = written, .dout = d.dswiglu, .x = a.gate_up, .tanh = has_tanh(m)});
         return show_gradient(m, layer, &BlockActivations::gate_up, d.dgate_up);
     }
 }
@@ -414,6 +422,10 @@ void norm_backward(Model& m, const Norm& norm, const Tensor& dout, bool adds, co
     }
 }
 
+bool has_tanh(const Model& m) {
+    return m.config.activation == ActivationKind::gelu_tanh;
+}
+
 Tensor block_input(const Model& m, int64_t layer) {
     return layer > m.parameters.layers.first ? m.activations.blocks[layer - 1].residual_out
                                              : m.activations.embedding;
@@ -457,10 +469,10 @@ void backward_block(Model& m, int64_t layer, bool accumulate) {
         const bool rewrites = again.input_alone() && rewritten_by_backward(row.input);
         // Nothing reads the gradient of the input of the first block that trains, unless its norm trains.
         const bool reaches = &row != block_linears.data() || trains_input(m, layer);
-        if (reaches) linear_backward_input(m, d.*row.dx, dout, weight);
-        if (has_adapter(m, row))
-            lora_backward_input(m, layer, row, reaches ? d.*row.dx : Tensor{}, d.*row.dout);
-        if (reaches) show_gradient(m, layer, row.x, d.*row.dx);
+        const Tensor& dx = input_gradient(m, row);
+        if (reaches) linear_backward_input(m, dx, dout, weight, row.norm && m.config.post_norm);
+        if (has_adapter(m, row)) lora_backward_input(m, layer, row, reaches ? dx : Tensor{}, d.*row.dout);
+        if (reaches) show_gradient(m, layer, row.x, dx);
         if (reaches || rewrites) backward_producer(m, layer, row, rewrites, accumulate);
         Quantizable x = input_of(m, layer, row, true);
         x.rows = {};

@@ -34,7 +34,8 @@ struct LinearRow {
     Split split;
     // Kept for the producer's backward: rstd of a norm, lse of attention.
     Tensor BlockActivations::* statistics = nullptr;
-    // The input of a norm, or the residual that is added; null: the block's input.
+    // The input of a norm, or the residual that is added; null: the block's input. With Config::post_norm the residual is the
+    // output of the norm, which is the x of the row before.
     Tensor BlockActivations::* residual = nullptr;
     // Of a norm: its weight, and a LayerNorm's bias and means.
     FlatParam BlockParameters::*norm = nullptr, BlockParameters::*norm_bias = nullptr;
@@ -150,6 +151,9 @@ void norm_forward(Model& model, const Tensor& out, const Norm& norm);
 // norm's output again.
 void norm_backward(Model& model, const Norm& norm, const Tensor& dout, bool adds, const Tensor& out,
                    bool accumulate);
+
+// Which GELU the model has.
+bool has_tanh(const Model& model);
 
 // Calls the model's hook with a gradient, or with all activations, of a block.
 void show_gradient(const Model& model, int64_t layer, Tensor BlockActivations::* of, const Tensor& value);

@@ -41,7 +41,11 @@ struct Config {
     ActivationKind activation = ActivationKind::silu;  // silu has a gate, gelu has none
     PositionKind positions = PositionKind::rope;
     bool qkv_bias = false, output_bias = false, mlp_bias = false;
-    bool qk_norm = false;           // of each head's queries and keys, before RoPE
+    bool causal = true;       // a token sees no later ones
+    bool post_norm = false;   // norms of sums, which are the residuals (block.h); with a head like BERT's
+    int64_t token_types = 0;  // rows of the table of token types; 0: there is none
+    bool has_pooler = false, has_next_sentence = false;  // BERT's, which files carry and nothing computes
+    bool qk_norm = false;                                // of each head's queries and keys, before RoPE
     int64_t window = 0;             // the last tokens that attention sees, its own among them; 0: all
     std::vector<bool> slides = {};  // by layer: whether its attention has the window; empty: all layers
     bool has_dropout = false;       // of config.json, which is not applied
@@ -56,12 +60,13 @@ struct Config {
     int64_t kv_size() const { return NKV * HD; }
     int64_t qkv_size() const { return q_size() + 2 * kv_size(); }
     bool is_gpt2() const { return model_type == "gpt2"; }  // names of fields and parameters are GPT-2's
+    bool is_bert() const { return model_type == "bert"; }  // likewise
     const char* max_context_field() const { return is_gpt2() ? "n_positions" : "max_position_embeddings"; }
     bool is_gated() const { return activation == ActivationKind::silu; }
     int64_t up_size() const { return is_gated() ? 2 * F : F; }
     // Rows of the embedding and of the head in memory, the last of them zeros: a multiple of what products and vectors need. Other
     // models have V: the place of an element in memory is part of its stochastic rounding, and earlier runs keep their bits.
-    int64_t padded_V() const { return is_gpt2() ? (V + 63) / 64 * 64 : V; }
+    int64_t padded_V() const { return is_gpt2() || is_bert() ? (V + 63) / 64 * 64 : V; }
     int64_t window_of(int64_t layer) const { return slides.empty() || slides[layer] ? window : 0; }
 };
 

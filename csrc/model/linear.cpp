@@ -52,10 +52,12 @@ void linear_forward(Model& m, const Tensor& out, const Quantizable& x, const Qua
     if (bias.data) bias_forward(m.context, {.out = out, .x = out, .bias = bias});
 }
 
-void linear_backward_input(Model& m, const Tensor& dx, const Quantizable& dout, const Quantizable& weight) {
+void linear_backward_input(Model& m, const Tensor& dx, const Quantizable& dout, const Quantizable& weight,
+                           bool accumulate) {
     if (!dout.in_fp8())
-        return matmul_backward_input(m.context, {.dx = dx, .dout = dout.values, .weight = weight.values});
-    multiply(m, dx, rows_of(m, dout), weight_of(m, weight, true), {}, false, false);
+        return matmul_backward_input(
+            m.context, {.dx = dx, .dout = dout.values, .weight = weight.values, .accumulate = accumulate});
+    multiply(m, dx, rows_of(m, dout), weight_of(m, weight, true), {}, accumulate, false);
 }
 
 void linear_backward_weight(Model& m, const Tensor& dweight, const Quantizable& dout, const Quantizable& x,

@@ -8,9 +8,9 @@ namespace llamac {
 // bias [out].
 void linear_forward(Model& model, const Tensor& out, const Quantizable& x, const Quantizable& weight,
                     const Tensor& residual = {}, const Tensor& bias = {});
-// dx = dout · weight
-void linear_backward_input(Model& model, const Tensor& dx, const Quantizable& dout,
-                           const Quantizable& weight);
+// dx (+)= dout · weight
+void linear_backward_input(Model& model, const Tensor& dx, const Quantizable& dout, const Quantizable& weight,
+                           bool accumulate = false);
 // dweight (+)= doutᵀ · x
 void linear_backward_weight(Model& model, const Tensor& dweight, const Quantizable& dout,
                             const Quantizable& x, bool accumulate);

@@ -44,6 +44,52 @@ void find_positions(const Model& m, const CachedRows* cached) {
     token_positions(m.context, {.out = a.positions, .begin = begin, .end = cached->cache->last, .offset = 0});
 }
 
+// The vector of the tokens' type.
+Tensor type_0(const Tensor& types) {
+    return make_tensor(types.data, types.dtype, {types.shape[1]});
+}
+void type_backward(Model& m, bool accumulate) {
+    const Tensor dtypes = m.parameters.gradient(m.parameters.types), dtype_0 = type_0(dtypes);
+    bias_backward(m.context, {.dbias = dtype_0, .dout = m.activations.dresidual, .accumulate = accumulate});
+    if (!accumulate && !m.context.dry_run)
+        CHECK(hipMemsetAsync(static_cast<char*>(dtypes.data) + dtype_0.bytes(), 0,
+                             static_cast<size_t>(dtypes.bytes() - dtype_0.bytes()), m.context.stream));
+}
+
+Norm transform_norm(const Model& m) {
+    const Activations& a = m.activations;
+    const Parameters& p = m.parameters;
+    return {a.transform_gelu, a.transform_rstd, a.transform_mean, p.transform_norm, p.transform_norm_bias};
+}
+// What an encoder's head does before it makes logits: a linear, the activation, a norm.
+void transform_forward(Model& m) {
+    const Activations& a = m.activations;
+    const Parameters& p = m.parameters;
+    linear_forward(m, a.transform, {a.final_norm}, {p.weight(p.transform)}, {}, p.weight(p.transform_bias));
+    gelu_forward(m.context, {.out = a.transform_gelu, .x = a.transform, .tanh = has_tanh(m)});
+    norm_forward(m, a.transform_norm, transform_norm(m));
+    show(m, "act", &Activations::transform, a.transform);
+    show(m, "act", &Activations::transform_gelu, a.transform_gelu);
+    show(m, "act", &Activations::transform_norm, a.transform_norm);
+}
+// dnorm, the gradient of its result, becomes that of the final norm.
+void transform_backward(Model& m, bool accumulate) {
+    const Activations& a = m.activations;
+    const Parameters& p = m.parameters;
+    const Tensor& dtransform = a.dattention;
+    show(m, "dact", &Activations::transform_norm, a.dnorm);
+    norm_backward(m, transform_norm(m), a.dnorm, false, {}, accumulate);
+    show(m, "dact", &Activations::transform_gelu, a.dresidual);
+    gelu_backward(m.context, {.dx = dtransform, .dout = a.dresidual, .x = a.transform, .tanh = has_tanh(m)});
+    show(m, "dact", &Activations::transform, dtransform);
+    if (p.transform_bias.trains)
+        bias_backward(m.context,
+                      {.dbias = p.gradient(p.transform_bias), .dout = dtransform, .accumulate = accumulate});
+    if (p.transform.trains)
+        linear_backward_weight(m, p.gradient(p.transform), {dtransform}, {a.final_norm}, accumulate);
+    linear_backward_input(m, a.dnorm, {dtransform}, {p.weight(p.transform)});
+}
+
 // Embedding to final norm, as far as the model holds them.
 void forward_trunk(Model& m, bool trains, const CachedRows* cached = nullptr) {
     const Parameters& p = m.parameters;
@@ -60,6 +106,9 @@ void forward_trunk(Model& m, bool trains, const CachedRows* cached = nullptr) {
                                       .weight = p.weight(p.embedding),
                                       .positions = learned ? p.weight(p.positions) : Tensor{},
                                       .place = learned ? flat(a.positions) : Tensor{}});
+        if (m.config.token_types)
+            bias_forward(m.context,
+                         {.out = a.embedding, .x = a.embedding, .bias = type_0(p.weight(p.types))});
         show(m, "act", &Activations::embedding, a.embedding);
     }
     for (int64_t layer = p.layers.first; layer < p.layers.end; layer++) {
@@ -72,6 +121,11 @@ void forward_trunk(Model& m, bool trains, const CachedRows* cached = nullptr) {
     gather_weights(m, p.segment_of(m.config.L), -1);
     norm_forward(m, a.final_norm, final_norm(m));
     show(m, "act", &Activations::final_norm, a.final_norm);
+    if (m.config.post_norm) transform_forward(m);
+}
+// The input of the product that makes logits.
+const Tensor& head_input(const Model& m) {
+    return m.config.post_norm ? m.activations.transform_norm : m.activations.final_norm;
 }
 
 // rows first .. first+count of a [N,X] tensor, or of a [N] one.
@@ -96,7 +150,7 @@ void for_logits(Model& m, int64_t first, int64_t count,
     for (int64_t done = 0; done < count; done += chunk) {
         const Tensor rows = slice_rows(m.activations.logits, 0, std::min(chunk, count - done));
         const Quantizable x =
-            linear_input(m, head, slice_rows(m.activations.final_norm, first + done, rows.shape[0]), {});
+            linear_input(m, head, slice_rows(head_input(m), first + done, rows.shape[0]), {});
         quantize(m, x, false);
         linear_forward(m, rows, x, linear_weight(m, head));
         use(done, of_vocabulary(m, rows));
@@ -116,18 +170,19 @@ void run_head(Model& m, const HeadGradient& gradient) {
     const Linear head{m.config.L};
     const Quantizable weight = linear_weight(m, head);
     const Tensor all_targets = reshape(a.targets, {N});
+    const FlatParam& bias = m.parameters.head_bias;
     Tensor dlosses = make_tensor(m.dloss.data, m.dloss.dtype, {N});
     dlosses.stride[0] = 0;
     const int64_t chunk = a.logits.shape[0];
     for (int64_t first = 0; first < N; first += chunk) {
         const int64_t count = std::min(chunk, N - first);
-        const Quantizable x = linear_input(m, head, slice_rows(a.final_norm, first, count),
+        const Quantizable x = linear_input(m, head, slice_rows(head_input(m), first, count),
                                            gradient.wanted ? head_input_codes(m, count) : Tensor{});
         const Tensor logits = slice_rows(a.logits, 0, count);
         const Tensor losses = slice_rows(a.losses, first, count),
                      chunk_targets = slice_rows(all_targets, first, count);
         quantize(m, x, false);
-        linear_forward(m, logits, x, weight);
+        linear_forward(m, logits, x, weight, {}, bias.shape.empty() ? Tensor{} : m.parameters.weight(bias));
         const Tensor own = of_vocabulary(m, logits), dlogits = gradient.wanted ? own : Tensor{};
         show(m, "logits", own);
         cross_entropy(m.context, {.losses = losses,
@@ -139,12 +194,15 @@ void run_head(Model& m, const HeadGradient& gradient) {
                                   .ignore_index = int64_t{ignore_index}});
         if (!gradient.wanted) continue;
         show(m, "dact.logits", dlogits);
+        const bool accumulate = gradient.accumulate || first > 0;
+        if (!bias.shape.empty() && bias.trains)
+            bias_backward(m.context,
+                          {.dbias = m.parameters.gradient(bias), .dout = logits, .accumulate = accumulate});
         const Quantizable dout = output_gradient(m, head, logits);
         quantize(m, dout, false);
         linear_backward_input(m, slice_rows(a.dnorm, first, count), dout, weight);
         if (m.parameters.head.trains)
-            linear_backward_weight(m, m.parameters.gradient(m.parameters.head), dout, x,
-                                   gradient.accumulate || first > 0);
+            linear_backward_weight(m, m.parameters.gradient(m.parameters.head), dout, x, accumulate);
     }
     show(m, "losses", a.losses);
 }
@@ -157,6 +215,7 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch) {
     const Parameters& p = m.parameters;
     const bool accumulate = accumulates_in_place(m, micro_batch);
     if (p.holds_head()) {
+        if (m.config.post_norm) transform_backward(m, accumulate);
         show(m, "dact", &Activations::final_norm, a.dnorm);
         norm_backward(m, final_norm(m), a.dnorm, false, {}, accumulate);
         reduce_gradients(m, p.segment_of(m.config.L), micro_batch);
@@ -174,10 +233,12 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch) {
         reduce_gradients(m, segment, micro_batch);
     }
     if (!p.holds_embedding()) return;
-    const bool trains_positions = m.config.positions == PositionKind::learned && p.positions.trains;
-    if (!p.embedding.trains && !trains_positions) return;
+    const bool trains_positions = m.config.positions == PositionKind::learned && p.positions.trains,
+               trains_types = m.config.token_types && p.types.trains;
+    if (!p.embedding.trains && !trains_positions && !trains_types) return;
     show(m, "dact", &Activations::embedding, a.dresidual);
     begin_gradients(m, 0);
+    if (trains_types) type_backward(m, accumulate);
     if (trains_positions)
         embedding_backward(m.context, {.dweight = p.gradient(p.positions),
                                        .dout = a.dresidual,
@@ -260,6 +321,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     make_cis(*this);
     forward(*this);
     activations.mask = activations.first;  // samples are computed without
+    activations.mask_end = activations.end;
     if (cache) try_cache(*this);
     for (const bool measured : {false, true}) {
         if (!options.training) break;
@@ -301,15 +363,17 @@ void set_dloss(Model& m, const float* dloss) {
 }
 
 void set_batch(Model& m, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
-               const int32_t* first) {
+               const int32_t* first, const int32_t* end) {
     CHECK(B * T <= m.options.batch_size * m.options.seq_len && T <= m.options.seq_len);
-    CHECK(!first || m.options.document_mask);
+    CHECK((!first || m.options.document_mask) && !end == (!first || m.config.causal));
     Activations& a = m.activations;
     reshape_activations(a, m.config, B, T);
     copy_bytes_async(m.context, a.tokens.data, tokens, a.tokens.bytes());
     copy_bytes_async(m.context, a.targets.data, targets, a.targets.bytes());
     a.mask = first ? a.first : Tensor{};
     if (first) copy_bytes_async(m.context, a.first.data, first, a.first.bytes());
+    a.mask_end = end ? a.end : Tensor{};
+    if (end) copy_bytes_async(m.context, a.end.data, end, a.end.bytes());
 }
 
 void forward(Model& m) {

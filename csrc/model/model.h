@@ -67,8 +67,9 @@ struct Model {
 
 // The batch that the next calls see. tokens, targets: [B,T], ids in [0,V), on the host or the device. first: [B,T], the
 // first position that each token sees (attention.hip), with options.document_mask alone; null: each sees all before it.
+// end: likewise behind the last, where attention is not causal.
 void set_batch(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
-               const int32_t* first = nullptr);
+               const int32_t* first = nullptr, const int32_t* end = nullptr);
 // The next calls use the batch and the activations of micro-batch k of ModelOptions::micro_batches.
 void use_micro_batch(Model& model, int64_t k);
 // Sets model.dloss for the passes that follow. allocate() sets it to 1 / N, of the mean loss of the largest batch.

@@ -100,7 +100,8 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
     for (size_t i = 0; i < present.size();) {
         const ParameterRow& first = *present[i];
         const auto trains = [&](const ParameterRow& row) {
-            return row.group.adapter || !is_frozen(prefix + row.name, filling.frozen);
+            return row.group.update != Update::none &&
+                   (row.group.adapter || !is_frozen(prefix + row.name, filling.frozen));
         };
         FlatParam& flat = *first.flat;
         flat = {.shape = first.shape, .segment = segment, .trains = trains(first)};
@@ -138,7 +139,7 @@ void fill_table(Parameters& p, const Config& c, Filling& filling) {
     add(p, filling, "", parameters_before_blocks(c, p), p.holds_embedding());
     if (!p.holds_embedding()) p.segments.emplace_back();  // the first segment of a block is the second
     for (int64_t l = 0; l < c.L; l++) {
-        std::vector<ParameterRow> rows = block_parameters(c, p.blocks[l]);
+        std::vector<ParameterRow> rows = block_parameters(c, p.blocks[l], l);
         for (const ParameterRow& row : adapter_parameters(c, p.blocks[l], filling.lora)) rows.push_back(row);
         add(p, filling, block_prefix(c, l), rows, l >= p.layers.first && l < p.layers.end);
     }
@@ -232,6 +233,7 @@ std::vector<ParameterRow> adapter_parameters(const Config& c, BlockParameters& p
 }
 
 std::string block_prefix(const Config& c, int64_t layer) {
+    if (c.is_bert()) return "bert.";  // a block has a norm of the one before
     return (c.is_gpt2() ? "transformer.h." : "model.layers.") + std::to_string(layer) + ".";
 }
 
@@ -314,7 +316,8 @@ double flops_per_token(const Config& c, int64_t T) {
         const int64_t window = c.window_of(layer), W = window ? std::min(window, T) : T;
         seen += W * (2 * T - W) / T;
     }
-    return 6.0 * static_cast<double>(multiplied) + 6.0 * static_cast<double>(c.q_size() * seen);
+    return 6.0 * static_cast<double>(multiplied) +
+           6.0 * static_cast<double>(c.q_size() * seen * (c.causal ? 1 : 2));
 }
 
 double flops_per_token(const Parameters& p, const Config& c, int64_t T) {

@@ -61,7 +61,10 @@ struct BlockParameters {
 struct ModelParameters {
     FlatParam embedding, positions;
     std::vector<BlockParameters> blocks;
+    FlatParam types;  // of tokens
     FlatParam final_norm, final_norm_bias;
+    FlatParam transform, transform_bias, transform_norm, transform_norm_bias, head_bias;  // of BERT's head
+    FlatParam pooler, pooler_bias, next_sentence, next_sentence_bias;  // of BERT, which files carry
     FlatParam head;  // makes the logits; the embedding where they are tied
 };
 
@@ -74,7 +77,8 @@ struct ParameterGroup {
     Update update = Update::adamw;
     bool adapter = false;  // trains beside frozen weights; `initial` of none: as PEFT draws A
 };
-constexpr ParameterGroup matrices{{}, true, true}, norms{1.0f, false, false}, biases{0.0f, false, false};
+constexpr ParameterGroup matrices{{}, true, true}, norms{1.0f, false, false}, biases{0.0f, false, false},
+    carried{0.0f, false, false, Update::none};
 
 constexpr ParameterGroup adapters_a{{}, true, true, Update::adamw, true},
     adapters_b{0.0f, true, true, Update::adamw, true};
@@ -104,11 +108,17 @@ struct ParameterRow {
     int64_t padding = 0;      // rows of zeros behind it in memory
 };
 
+// The name of BERT's norm that makes the input of layer `layer`: of the embedding, or of the output of the layer before.
+inline std::string norm_before(int64_t layer) {
+    return layer ? "encoder.layer." + std::to_string(layer - 1) + ".output.LayerNorm."
+                 : "embeddings.LayerNorm.";
+}
+
 // Before the names of layer `layer`.
 std::string block_prefix(const Config& config, int64_t layer);
 
 // In the order of files and of random streams.
-inline std::vector<ParameterRow> block_parameters(const Config& c, BlockParameters& p) {
+inline std::vector<ParameterRow> block_parameters(const Config& c, BlockParameters& p, int64_t layer = 0) {
     const auto linear = [](const char* name, FlatParam* flat, int64_t outputs, int64_t inputs) {
         return ParameterRow{name, flat, {outputs, inputs}, matrices, true, true};
     };
@@ -125,6 +135,27 @@ inline std::vector<ParameterRow> block_parameters(const Config& c, BlockParamete
                 {"mlp.c_fc.bias", &p.gate_up_bias, {c.F}, biases},
                 linear("mlp.c_proj.weight", &p.down, c.C, c.F),
                 {"mlp.c_proj.bias", &p.down_bias, {c.C}, biases}};
+    if (c.is_bert()) {
+        const std::string before = norm_before(layer), own = "encoder.layer." + std::to_string(layer) + ".",
+                          attention = own + "attention.", in = attention + "self.",
+                          out = attention + "output.";
+        return {{before + "weight", &p.input_norm, {c.C}, norms},
+                {before + "bias", &p.input_norm_bias, {c.C}, biases},
+                {in + "query.weight", &p.qkv, {c.C, c.C}, matrices},
+                {in + "key.weight", &p.qkv, {c.C, c.C}, matrices},
+                {in + "value.weight", &p.qkv, {c.C, c.C}, matrices},
+                {in + "query.bias", &p.qkv_bias, {c.C}, biases},
+                {in + "key.bias", &p.qkv_bias, {c.C}, biases},
+                {in + "value.bias", &p.qkv_bias, {c.C}, biases},
+                {out + "dense.weight", &p.o, {c.C, c.C}, matrices},
+                {out + "dense.bias", &p.o_bias, {c.C}, biases},
+                {out + "LayerNorm.weight", &p.post_norm, {c.C}, norms},
+                {out + "LayerNorm.bias", &p.post_norm_bias, {c.C}, biases},
+                {own + "intermediate.dense.weight", &p.gate_up, {c.F, c.C}, matrices},
+                {own + "intermediate.dense.bias", &p.gate_up_bias, {c.F}, biases},
+                {own + "output.dense.weight", &p.down, {c.C, c.F}, matrices},
+                {own + "output.dense.bias", &p.down_bias, {c.C}, biases}};
+    }
     return {{"input_layernorm.weight", &p.input_norm, {c.C}, norms},
             {"self_attn.q_proj.weight", &p.qkv, {c.q_size(), c.C}, matrices},
             {"self_attn.k_proj.weight", &p.qkv, {c.kv_size(), c.C}, matrices},
@@ -159,6 +190,17 @@ inline std::vector<ParameterRow> parameters_before_blocks(const Config& c, Model
     if (c.is_gpt2())
         return {{"transformer.wte.weight", &p.embedding, {c.V, c.C}, table, true, false, padding},
                 {"transformer.wpe.weight", &p.positions, {c.max_context, c.C}, {{}, true, false}}};
+    if (c.is_bert())
+        return {
+            {"bert.embeddings.word_embeddings.weight", &p.embedding, {c.V, c.C}, table, true, false, padding},
+            {"bert.embeddings.position_embeddings.weight",
+             &p.positions,
+             {c.max_context, c.C},
+             {{}, true, false}},
+            {"bert.embeddings.token_type_embeddings.weight",
+             &p.types,
+             {c.token_types, c.C},
+             {{}, true, false}}};
     return {{"model.embed_tokens.weight", &p.embedding, {c.V, c.C}, table, true, false, padding}};
 }
 inline std::vector<ParameterRow> parameters_after_blocks(const Config& c, ModelParameters& p) {
@@ -168,6 +210,20 @@ inline std::vector<ParameterRow> parameters_after_blocks(const Config& c, ModelP
         return {{"transformer.ln_f.weight", &p.final_norm, {c.C}, norms},
                 {"transformer.ln_f.bias", &p.final_norm_bias, {c.C}, biases},
                 head};
+    if (c.is_bert()) {
+        const std::string norm = "bert." + norm_before(c.L), transform = "cls.predictions.transform.";
+        return {{norm + "weight", &p.final_norm, {c.C}, norms},
+                {norm + "bias", &p.final_norm_bias, {c.C}, biases},
+                {transform + "dense.weight", &p.transform, {c.C, c.C}, matrices},
+                {transform + "dense.bias", &p.transform_bias, {c.C}, biases},
+                {transform + "LayerNorm.weight", &p.transform_norm, {c.C}, norms},
+                {transform + "LayerNorm.bias", &p.transform_norm_bias, {c.C}, biases},
+                {"cls.predictions.bias", &p.head_bias, {c.V}, biases, true, false, c.padded_V() - c.V},
+                {"bert.pooler.dense.weight", &p.pooler, {c.C, c.C}, carried, c.has_pooler},
+                {"bert.pooler.dense.bias", &p.pooler_bias, {c.C}, carried, c.has_pooler},
+                {"cls.seq_relationship.weight", &p.next_sentence, {2, c.C}, carried, c.has_next_sentence},
+                {"cls.seq_relationship.bias", &p.next_sentence_bias, {2}, carried, c.has_next_sentence}};
+    }
     return {{"model.norm.weight", &p.final_norm, {c.C}, norms}, head};
 }
 
@@ -263,7 +319,7 @@ inline constexpr StateRow optimizer_states[] = {{Update::adamw, "m.", "first mom
 
 // Elements of all separate tensors.
 int64_t count_parameters(const Config& config);
-// Forward and backward, causal attention: 6 * (parameters that are multiplied) + 6*L*NH*HD*T.
+// Forward and backward: 6 * (parameters that are multiplied) + 6*L*NH*HD*T of causal attention, twice that of other.
 double flops_per_token(const Config& config, int64_t T);
 // The same of a model with frozen parameters, which count 4, as they have no gradient, and with adapters.
 double flops_per_token(const Parameters& parameters, const Config& config, int64_t T);

@@ -333,7 +333,7 @@ struct Loop {
         const Options& o = t.options;
         const auto now = [&](int64_t every) { return t.step == o.steps || is_due(every, t.step); };
         return {now(o.val_every), !t.data.questions.empty() && now(o.eval_every),
-                o.sample_every > 0 && now(o.sample_every)};
+                o.sample_every > 0 && t.config.causal && now(o.sample_every)};
     }
     void follow(const Due& due) {
         if (due.validation) validate();

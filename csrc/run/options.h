@@ -47,6 +47,8 @@ struct Options {
     std::string train_data, val_data;
     std::optional<std::string> tokenizer;
     bool document_mask;
+    double mlm_probability;
+    int64_t mask_token;
     int64_t seq_len, batch_size, total_batch_size, seed, data_skip;
 
     // Optimisation

@@ -15,21 +15,27 @@ BatchQueue::BatchQueue(Model& of, int64_t steps, int64_t micro_batches, const Do
         StepTokens& s = queue.emplace_back();
         std::vector<Tensor*> all = {&s.tokens, &s.targets};
         if (model.options.document_mask) all.push_back(&s.first);
+        if (model.options.document_mask && !model.config.causal) all.push_back(&s.end);
         for (Tensor* t : all) model.arena.plan("tokens", t, shaped(DType::i32, {step_ids}));
     }
 }
 
 void BatchQueue::allocate() {
-    for (StepTokens& s : queue) s.host.emplace((model.options.document_mask ? 3 : 2) * step_ids);
+    for (StepTokens& s : queue) s.host.emplace((model.options.document_mask ? 4 : 2) * step_ids);
 }
 
 HostBatch BatchQueue::host(int64_t step, int64_t micro) const {
     int32_t* const tokens = queue[static_cast<size_t>(step) % queue.size()].host->data + micro * micro_ids;
-    return {tokens, tokens + step_ids, model.options.document_mask ? tokens + 2 * step_ids : nullptr};
+    int32_t* const first = model.options.document_mask ? tokens + 2 * step_ids : nullptr;
+    return {tokens, tokens + step_ids, first, first && !model.config.causal ? first + step_ids : nullptr};
 }
 
 void BatchQueue::find_documents(const HostBatch& batch, int64_t rows, int64_t T) const {
     if (batch.first) llamac::find_documents(batch.tokens, rows, T, marks, batch.first);
+}
+
+void BatchQueue::find_ends(const HostBatch& batch, int64_t rows, int64_t T) const {
+    if (batch.end) llamac::find_ends(batch.first, rows, T, batch.end);
 }
 
 int64_t BatchQueue::counted_targets(int64_t step) const {
@@ -40,6 +46,7 @@ int64_t BatchQueue::counted_targets(int64_t step) const {
 void BatchQueue::copy(int64_t step, int64_t micro) {
     StepTokens& s = of(step);
     const HostBatch from = host(step, micro);
+    find_ends(from, model.options.batch_size, model.options.seq_len);
     Context copying = model.context;
     copying.stream = copies.handle;
     const auto copy_ahead = [&](const int32_t* ids, const Tensor& to) {
@@ -50,6 +57,7 @@ void BatchQueue::copy(int64_t step, int64_t micro) {
     copy_ahead(from.tokens, s.tokens);
     copy_ahead(from.targets, s.targets);
     copy_ahead(from.first, s.first);
+    copy_ahead(from.end, s.end);
     s.copied.record(copies.handle);
     s.copied.wait_event(model.stream.handle);
 }
@@ -60,7 +68,7 @@ void BatchQueue::use(int64_t step, int64_t micro) {
         return all.data ? static_cast<const int32_t*>(all.data) + micro * micro_ids : nullptr;
     };
     set_batch(model, ids(s.tokens), ids(s.targets), model.options.batch_size, model.options.seq_len,
-              ids(s.first));
+              ids(s.first), ids(s.end));
 }
 
 }  // namespace llamac

@@ -9,9 +9,10 @@
 
 namespace llamac {
 
-// A micro-batch in host memory: tokens, targets [B,T]; with --document-mask first [B,T], else null (find_documents).
+// A micro-batch in host memory: tokens, targets [B,T]; with --document-mask first [B,T], and where attention is not causal end
+// [B,T], else null (find_documents, find_ends).
 struct HostBatch {
-    int32_t *tokens, *targets, *first;
+    int32_t *tokens, *targets, *first, *end;
 };
 
 class BatchQueue {
@@ -23,6 +24,8 @@ class BatchQueue {
     HostBatch host(int64_t step, int64_t micro = 0) const;
     // With --document-mask, fills `first` of rows of T tokens.
     void find_documents(const HostBatch& batch, int64_t rows, int64_t T) const;
+    // Fills `end`, where it is not null, from `first`.
+    void find_ends(const HostBatch& batch, int64_t rows, int64_t T) const;
     // Targets of the step that are not ignore_index.
     int64_t counted_targets(int64_t step) const;
     // Enqueues the copy to the device on a stream of its own; the model's stream waits for it.
@@ -32,8 +35,8 @@ class BatchQueue {
 
   private:
     struct StepTokens {
-        Tensor tokens, targets, first;              // on the device, of all micro-batches
-        std::optional<PinnedMemory<int32_t>> host;  // tokens, targets and first, one after another
+        Tensor tokens, targets, first, end;         // on the device, of all micro-batches
+        std::optional<PinnedMemory<int32_t>> host;  // tokens, targets, first and end, one after another
         Event copied;
     };
     StepTokens& of(int64_t step) { return queue[static_cast<size_t>(step) % queue.size()]; }

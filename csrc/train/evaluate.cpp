@@ -14,7 +14,8 @@ namespace {
 double loss_of_batch(Trainer& t, int64_t rows, int64_t T) {
     CHECK(t.in_flight() == 0);
     const HostBatch batch = t.batches.host(0);
-    set_batch(t.model, batch.tokens, batch.targets, rows, T, batch.first);
+    t.batches.find_ends(batch, rows, T);
+    set_batch(t.model, batch.tokens, batch.targets, rows, T, batch.first, batch.end);
     forward(t.model);
     const double loss = mean_loss(t.model);
     if (t.between) t.between();
@@ -123,6 +124,8 @@ std::vector<int32_t> sample_prompt(const Trainer& t) {
 std::vector<int32_t> sample(Trainer& t, std::vector<int32_t> prompt, int64_t count, double temperature,
                             int64_t top_k) {
     CHECK(t.in_flight() == 0);
+    if (!t.config.causal)
+        fail("--model ", t.options.model, ": a model of type ", t.config.model_type, " generates no text");
     const Range range("sample");
     return generate(
         t.model, std::move(prompt), count,

@@ -12,6 +12,9 @@ namespace {
 
 Config checked_config(const InferenceOptions& o, std::string& warning) {
     const Config config = load_config_of_weights(o.model, warning);
+    if (!config.causal)
+        fail(o.model, ": a model of type ", config.model_type,
+             " is not causal: it generates no text and has no scores");
     const int64_t longest = std::max(o.seq_len, o.cache.positions);
     if (longest > config.max_context)
         fail(o.model, ": expected sequences of at most ", config.max_context,

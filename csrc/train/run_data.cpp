@@ -52,6 +52,9 @@ void check_documents(const Options& o, const Config& config, const RunData& data
              config.V, ", found ", last);
 }
 
+// Which have no text; llamac/data/tokens.py has the same.
+constexpr const char* bert_special_tokens[] = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
+
 // Validation on the ids of another tokenizer would have a meaningless loss.
 void check_same_tokenizer(const Loader& train, const Loader& val) {
     const TokenShard& a = train.shards[0];
@@ -76,6 +79,30 @@ std::vector<std::string> special_token_warnings(const Config& config, const Toke
     return lines;
 }
 
+// Of the training of an encoder, or, with seed 0, of its validation.
+Masking masking_of(const Options& o, const Config& config, const std::optional<Tokenizer>& tokenizer) {
+    Masking m{o.mlm_probability, static_cast<int32_t>(o.mask_token),
+              std::vector<bool>(static_cast<size_t>(config.V)), 0};
+    const auto take = [&](int64_t id) {
+        if (id >= 0 && id < config.V) m.special[static_cast<size_t>(id)] = true;
+    };
+    for (size_t id = 0; tokenizer && id < tokenizer->tokens.size(); id++) {
+        const std::string& token = tokenizer->tokens[id];
+        if (token == "[MASK]" && m.token < 0) m.token = static_cast<int32_t>(id);
+        if (std::ranges::count(bert_special_tokens, token)) take(static_cast<int64_t>(id));
+    }
+    if (m.token < 0 || m.token >= config.V)
+        fail("--mask-token ", o.mask_token < 0 ? "auto" : std::to_string(o.mask_token),
+             ": expected the id of the token that replaces masked ones, below the model's vocabulary of ",
+             config.V, ", found ",
+             m.token >= 0 ? std::to_string(m.token)
+             : tokenizer  ? "no [MASK] in " + tokenizer->path
+                          : "no tokenizer; --tokenizer FILE names it");
+    for (const int64_t id : {int64_t{m.token}, config.pad.value_or(-1)}) take(id);
+    if (tokenizer) take(tokenizer->marks.begin), take(tokenizer->marks.end);
+    return m;
+}
+
 }  // namespace
 
 RunData::RunData(const Options& o, const Config& config, int64_t accumulation)
@@ -86,6 +113,10 @@ RunData::RunData(const Options& o, const Config& config, int64_t accumulation)
     if (train && val) check_same_tokenizer(*train, *val);
     if (val) val->validation_batches(o.val_steps);  // refuses too little data before the first step
     check_documents(o, config, *this);
+    if (config.causal || (!train && !val)) return;
+    const Masking masking = masking_of(o, config, tokenizer);
+    if (train) train->masking = masking, train->masking->seed = static_cast<uint64_t>(o.seed);
+    if (val) val->masking = masking;
 }
 
 std::vector<std::string> run_warnings(const Options& o, const Config& config, const RunData& run_data,

@@ -30,6 +30,9 @@ Config model_config(const Options& o, std::string& warning) {
     if (o.seq_len > config.max_context)
         fail("--seq-len ", o.seq_len, ": the model's longest sequence (", config.max_context_field(), ") is ",
              config.max_context);
+    if (!config.causal && !o.eval_tasks.empty())
+        fail("--eval-tasks ", o.eval_tasks, ": expected a causal model, found one of type ",
+             config.model_type);
     return config;
 }
 
@@ -83,7 +86,9 @@ ModelOptions verifiable_model_options(const Config& config, const Options& o, co
     const bool stored = chosen.fp8_weights == Fp8Weights::stored;
     for (const double each : ranks.gather("fp8 weights", stored ? 1 : 0))
         if (each == 0) chosen.fp8_weights = Fp8Weights::recomputed;
-    return model_options(chosen, ranks.own, ranks.count);
+    ModelOptions found = model_options(chosen, ranks.own, ranks.count);
+    if (!config.causal) found.cache = {};  // no samples
+    return found;
 }
 
 void warn_of_changes(Trainer& t, const Manifest* manifest) {
@@ -247,7 +252,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
       batches(model, max_in_flight + 1, accumulation,
               data.tokenizer ? data.tokenizer->marks : DocumentMarks{}),
       replays(model.options.graphs) {
-    if (o.sample_every > 0)
+    if (o.sample_every > 0 && config.causal)
         sample_prompt(*this);  // refuses a token that the model lacks before the first step
     if (data.train)
         for (const std::string& line : run_warnings(o, config, data, tokens_per_step() / o.seq_len))
@@ -400,7 +405,7 @@ void Trainer::start_step(const Fill& fill, std::optional<int64_t> counted) {
     CHECK(in_flight() <= max_in_flight);
     fill_batches(fill);
     // If no target of the step counts, its loss and gradients are 0 for any scale.
-    if (!fill && data.train->is_packed)
+    if (!fill && (data.train->is_packed || data.train->masking))
         counted = std::max<int64_t>(ranks.sum("targets", batches.counted_targets(step)), 1);
     StepBuffers& b = buffers_of(step);
     // The first step has all products that are worth a timing; samples have others at every length.

@@ -109,6 +109,8 @@ class Llama(nn.Module):
 
 
 def script(c: Config, recompute: bool, float8: str = "") -> tuple[nn.Module, Loss]:
+    if c.is_encoder:
+        raise InputError(f"script: expected a causal model, found one of type {c.model_type}")
     model = Llama(c, recompute)
     if float8:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -122,8 +124,8 @@ def hugging_face(c: Config, recompute: bool, program: str, lora: int = 0) -> tup
     from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    if c.model_type == "gpt2" and program not in ("transformers", "compiled"):
-        raise InputError(f"{program}: expected a Llama, found a model of type gpt2")
+    if c.is_encoder or (c.model_type == "gpt2" and program not in ("transformers", "compiled")):
+        raise InputError(f"{program}: expected a Llama, found a model of type {c.model_type}")
     values = c.to_dict("bfloat16") | {"use_cache": False}
     if program in ("hf", "compiled"):
         # Under torch.compile transformers builds a mask [T,T] for the attention "sdpa", which excludes

@@ -58,6 +58,8 @@ def write_gguf(directory: str | Path, path: str | Path, dtype: str = "auto") -> 
         fetched = how_to_fetch(str(directory))
         raise InputError(f"{directory}: expected a directory with config.json and weights{fetched}")
     config = hf.load_config_of_weights(folder)
+    if config.is_encoder:
+        raise InputError(f"{directory}: expected a causal model, found one of type {config.model_type}")
     architecture = ARCHITECTURES.get(config.model_type, "llama")
     if config.sliding_window and config.sliding_window < config.max_position_embeddings:
         window = f"the window of {config.sliding_window} tokens: longer contexts are computed without it"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from llamac.model.block import BLOCK, GPT2_BLOCK, Linear
+from llamac.model.block import BERT_BLOCK, BLOCK, GPT2_BLOCK, Linear
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -22,6 +22,7 @@ class ModelType(NamedTuple):
     chooses_window: bool = False  # whether use_sliding_window and max_window_layers say which layers have it
     qkv_bias: bool = False
     qk_norm: bool = False  # of each head's queries and keys, before RoPE
+    encoder: bool = False  # as BERT: no causal mask, norms behind the sums, types of tokens, a deeper head
     feed_forward: int | None = None  # intermediate_size / hidden_size, where the file has none
     block: tuple[Linear, ...] = BLOCK
     words: Mapping[str, tuple[str, ...]] = _NONE  # as WORDS, where they are not Llama's
@@ -34,7 +35,7 @@ class ModelType(NamedTuple):
 
     def file_name(self, name: str) -> str:
         """The name in files of a parameter, by its name in the reference model, which is Llama's."""
-        return ".".join(self.names.get(part, part) for part in name.split("."))
+        return ".".join(own for part in name.split(".") if (own := self.names.get(part, part)))
 
 
 _QWENS: dict[str, Any] = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096}
@@ -84,12 +85,47 @@ _GPT2 = ModelType(
     },
     turned=("c_attn", "c_proj", "c_fc"),
 )
+# Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding", 2018.
+_BERT_DROPOUT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.1)
+_BERT = ModelType(
+    "BertForMaskedLM",
+    {"vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+    | {"intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2, "rms_norm_eps": 1e-12}
+    | {"tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    | _BERT_DROPOUT,
+    encoder=True,
+    block=BERT_BLOCK,
+    words={
+        "hidden_act": ("gelu", "gelu_new", "gelu_pytorch_tanh"),
+        "normalization_function": ("layernorm",),
+        "position_embedding_type": ("absolute",),
+    },
+    flags={"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+    | {"is_decoder": False, "add_cross_attention": False},
+    unwritten=tuple(name for name in _GPT2.unwritten if name != "position_embedding_type"),
+    written=dict.fromkeys(_BERT_DROPOUT, 0.0),
+    fields={"rms_norm_eps": "layer_norm_eps"},
+    names={
+        "model": "bert",
+        "embed_tokens": "embeddings.word_embeddings",
+        "embed_positions": "embeddings.position_embeddings",
+        "embed_types": "embeddings.token_type_embeddings",
+        "embed_norm": "embeddings.LayerNorm",
+        "layers": "encoder.layer",
+        **{"self_attn": "attention", "q_proj": "self.query", "k_proj": "self.key", "v_proj": "self.value"},
+        **{"o_proj": "output.dense", "post_attention_layernorm": "attention.output.LayerNorm"},
+        **{"mlp": "", "up_proj": "intermediate.dense", "down_proj": "output.dense"},
+        **{"output_layernorm": "output.LayerNorm", "lm_head": "cls.predictions"},
+        **{"transform": "transform.dense", "transform_norm": "transform.LayerNorm"},
+    },
+)
 MODEL_TYPES = {
     "llama": ModelType("LlamaForCausalLM"),
     "mistral": ModelType("MistralForCausalLM", _MISTRALS, can_slide=True),
     "qwen2": ModelType("Qwen2ForCausalLM", _QWENS, True, True, qkv_bias=True),
     "qwen3": ModelType("Qwen3ForCausalLM", _QWENS | {"head_dim": 128}, True, True, qk_norm=True),
     "gpt2": _GPT2,
+    "bert": _BERT,
 }
 # Fields that choose an architecture, with the values that are computed, the default first.
 WORDS: dict[str, tuple[str, ...]] = {
@@ -109,4 +145,4 @@ NOT_LLAMAS = (
 )
 ALIASES = {"gelu_pytorch_tanh": "gelu_new"}  # words of hidden_act with the same meaning
 # Of any architecture: the probabilities of dropout, which is not applied.
-DROPOUTS = ("attention_dropout", *_GPT2_DROPOUT)
+DROPOUTS = ("attention_dropout", *_GPT2_DROPOUT, *_BERT_DROPOUT)

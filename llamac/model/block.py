@@ -27,6 +27,9 @@ class Linear(NamedTuple):
     bias: str  # flag
     out: tuple[str, ...]  # in the debug state; before a norm, it is the sum with the residual
     head_norms: tuple[str, ...] = ()  # modules of the norms of its first outputs' heads, with qk_norm
+    norm: str = (
+        ""  # the module of the norm behind the last sum of a block, which computes the next one's input
+    )
 
     def shapes(self, config: Any) -> dict[str, tuple[int, int]]:
         """{module: shape of its weight, [out,in]}."""
@@ -34,17 +37,20 @@ class Linear(NamedTuple):
         return {name: (getattr(config, rows), columns) for name, rows in self.weights.items()}
 
     def parameters(self, config: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """(name, shape) of its norm's and its own, in the order of files."""
-        if self.x.norm:
-            yield from (
-                (f"{self.x.norm}.{name}", (getattr(config, self.x.size),)) for name in config.norm_weights
-            )
+        """(name, shape) of its norms' and its own, in the order of files."""
+
+        def of_norm(module: str) -> list[tuple[str, tuple[int, ...]]]:
+            names = config.norm_weights if module else ()
+            return [(f"{module}.{name}", (config.hidden_size,)) for name in names]
+
+        yield from of_norm(self.x.norm)
         shapes = self.shapes(config)
         yield from ((f"{self.half}.{name}.weight", shape) for name, shape in shapes.items())
         if getattr(config, self.bias):
             yield from ((f"{self.half}.{name}.bias", shape[:1]) for name, shape in shapes.items())
         if config.qk_norm:
             yield from ((f"{self.half}.{name}.weight", (config.head_dim,)) for name in self.head_norms)
+        yield from of_norm(self.norm)
 
     def slots(self, block: object) -> tuple[str, str, str]:
         """fp8's scales in a block: of x, of the weight, of the gradient of out."""
@@ -99,6 +105,12 @@ GPT2_BLOCK = (
         x=_UP.x._replace(statistics=("post_rstd", "post_mean")), weights={"up_proj": "intermediate_size"}
     ),
     _DOWN._replace(x=_DOWN.x._replace(name="gelu")),
+)
+# BERT's: the norm of a sum computes both the next linear's input and the next sum's residual.
+BERT_BLOCK = (
+    GPT2_BLOCK[0]._replace(x=GPT2_BLOCK[0].x._replace(norm=""), weights=_QKV.weights),
+    *GPT2_BLOCK[1:3],
+    GPT2_BLOCK[3]._replace(norm="output_layernorm"),
 )
 ACTIVATIONS = {
     "silu": "swiglu",

@@ -126,6 +126,7 @@ class Config:
     layer_types: list[str] | None = None  # which layers have the window; None: all
     normalization_function: str = "rmsnorm"
     position_embedding_type: str = "rope"
+    type_vocab_size: int = 0  # rows of the table of token types; 0: there is none
 
     @property
     def block(self) -> tuple[Linear, ...]:
@@ -140,7 +141,12 @@ class Config:
     @property
     def has_positions(self) -> bool:
         """Whether positions are learned vectors that are added to the embedding."""
-        return self.position_embedding_type == "learned"
+        return self.position_embedding_type in ("learned", "absolute")
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether tokens see those after them, too, and the model predicts masked ones (BERT)."""
+        return MODEL_TYPES[self.model_type].encoder
 
     @property
     def q_size(self) -> int:
@@ -190,11 +196,21 @@ class Config:
         table: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (V, C))]
         if self.has_positions:
             table.append(("model.embed_positions.weight", (self.max_position_embeddings, C)))
+        if self.type_vocab_size:
+            table.append(("model.embed_types.weight", (self.type_vocab_size, C)))
+        norm = [(name, (C,)) for name in self.norm_weights]
+        if self.is_encoder:
+            table += [(f"model.embed_norm.{name}", shape) for name, shape in norm]
         for layer in range(self.num_hidden_layers):
             table += [(f"model.layers.{layer}.{name}", shape) for name, shape in block]
-        table += [(f"model.norm.{name}", (C,)) for name in self.norm_weights]
+        if self.is_encoder:
+            table += [("lm_head.transform.weight", (C, C)), ("lm_head.transform.bias", (C,))]
+        last = "lm_head.transform_norm" if self.is_encoder else "model.norm"
+        table += [(f"{last}.{name}", shape) for name, shape in norm]
         if not self.tie_word_embeddings:
             table.append(("lm_head.weight", (V, C)))
+        if self.is_encoder:
+            table.append(("lm_head.bias", (V,)))
         own = MODEL_TYPES[self.model_type]
         return [(own.file_name(name), shape) for name, shape in table]
 
@@ -210,15 +226,16 @@ class Config:
         """FLOPs of a token, forward and backward: 6·(parameters in a matmul) + 6·L·NH·HD·T.
 
         Tables that are looked up do not count: positions, and the embedding, unless it is the head, too. Of
-        attention the causal half counts, and of that what the window leaves.
+        attention the causal half counts, in an encoder all, and of that what the window leaves.
         """
         matrices = sum(math.prod(shape) for _, shape in self.parameters() if len(shape) == 2)
         if not self.tie_word_embeddings:
             matrices -= self.vocab_size * self.hidden_size
         if self.has_positions:
-            matrices -= self.max_position_embeddings * self.hidden_size
+            matrices -= (self.max_position_embeddings + self.type_vocab_size) * self.hidden_size
         seen = [min(window or T, T) for window in self.windows()]
-        return 6 * matrices + 6 * self.q_size * sum(W * (2 * T - W) // T for W in seen)
+        pairs = sum(W * (2 * T - W) // T for W in seen) * (2 if self.is_encoder else 1)
+        return 6 * matrices + 6 * self.q_size * pairs
 
     def to_dict(self, torch_dtype: str) -> dict:
         """The content of config.json; torch_dtype is the dtype of the weights: "float32" or "bfloat16"."""
@@ -228,8 +245,10 @@ class Config:
             values["use_sliding_window"] = self.sliding_window is not None
         if self.rope_scaling is not None:
             values["rope_scaling"] = self.rope_scaling.to_dict()
-        if self.pad_token_id is None:
+        if self.pad_token_id is None and "pad_token_id" not in own.missing:
             del values["pad_token_id"]
+        if not self.type_vocab_size:
+            del values["type_vocab_size"]
         for name in NOT_LLAMAS:
             kept = name == "sliding_window" and own.can_slide
             if not kept and (name != "layer_types" or self.layer_types is None):
@@ -467,6 +486,14 @@ class _Reader:
         ratio = yarn_attention(factor, some) / yarn_attention(factor, every) if some and every else 0.0
         return own or ratio or yarn_attention(factor)
 
+    def pad(self) -> int | None:
+        pad = self.values.get("pad_token_id", self.model_type().missing.get("pad_token_id"))
+        return pad if type(pad) is int and pad < 2**63 else None
+
+    def types(self) -> int:
+        own = self.model_type().missing.get("type_vocab_size")
+        return self.size("type_vocab_size", own) if own else 0
+
     def config(self) -> Config:
         architecture = self.architecture()
         if self.get("quantization_config", None) is not None:
@@ -505,13 +532,15 @@ class _Reader:
             rope_scaling=scaling,
             tie_word_embeddings=self.flag("tie_word_embeddings", self.default("tie_word_embeddings", False)),
             initializer_range=self.number("initializer_range", 0.02),
+            type_vocab_size=self.types(),
             bos_token_id=self.token("bos_token_id", 1),
             eos_token_id=self.token("eos_token_id", 2, several=True),
-            pad_token_id=pad if type(pad := self.get("pad_token_id", None)) is int and pad < 2**63 else None,
+            pad_token_id=self.pad(),
             **architecture,
         )
         block = sum(math.prod(shape) for row in config.block for shape in row.shapes(config).values())
         tables = 2 * config.vocab_size + config.has_positions * config.max_position_embeddings
+        tables += config.type_vocab_size
         if config.num_hidden_layers * block + tables * C > MOST_PARAMETERS:
             raise InputError(f"{self.file}: expected fewer than 2^48 parameters")
         return config

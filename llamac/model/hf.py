@@ -149,9 +149,14 @@ def _refuse_weights(directory: str | Path, name: str) -> None:
 
 
 def _place(places: dict[str, Path], name: str) -> str:
-    """The name of a tensor in the files, "" for none. A model saved without its head lacks "model."."""
-    prefix, _, short = name.partition(".")
-    return name if name in places else short if prefix in PREFIXES and short in places else ""
+    """The name of a tensor in the files, "" for none. A model saved without its head lacks "model."; norms of
+    old files of BERT have gamma and beta."""
+    old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    for own in (name, old):
+        prefix, _, short = own.partition(".")
+        if own in places or (prefix in PREFIXES and short in places):
+            return own if own in places else short
+    return ""
 
 
 def load_config_of_weights(directory: str | Path) -> Config:

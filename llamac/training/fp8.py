@@ -115,7 +115,10 @@ def use_products(model: Any, o: Options, device: str = "cpu") -> None:
     products = kind(model.config, o.fp8_recipe, o.fp8_gradients, device, head)
     model.fp8 = products
     if head:
-        model.lm_head.forward = MethodType(_head_forward(products), model.lm_head)
+        if model.config.is_encoder:
+            model.lm_head.product = products.head()
+        else:
+            model.lm_head.forward = MethodType(_head_forward(products), model.lm_head)
     for i in blocks_in_fp8(o, model.config):
         for layer, row in enumerate(model.config.block):
             half, linear = getattr(model.model.layers[i], row.half), products.linear(i, layer)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from llamac.base.errors import InputError
@@ -28,8 +29,23 @@ def llamac_operations(reference: Iterable[str]) -> dict[str, Callable]:
         table = torch.tensor(frequencies, dtype=torch.float64, device=device)
         return ops.cis_of_frequencies(T, table, factor, dtype)
 
+    def attention(q, k, v, scale=None, *, first=None, window=None, causal=True) -> Tensor:
+        end = None if causal or first is None else document_ends(first)
+        return ops.attention(q, k, v, scale, first=first, end=end, window=window, causal=causal)
+
     found = {name: getattr(ops, name) for name in reference if hasattr(ops, name)}
-    return found | {"precompute_cis": precompute_cis, "gelu_tanh": partial(ops.gelu, approximate="tanh")}
+    return found | {
+        "precompute_cis": precompute_cis,
+        "attention": attention,
+        "gelu_tanh": partial(ops.gelu, approximate="tanh"),
+    }
+
+
+def document_ends(first: Tensor) -> Tensor:
+    """Behind the document of each token, by where it begins: int[B,T] each."""
+    T, t = first.shape[1], torch.arange(1, first.shape[1] + 1, device=first.device)
+    is_last = F.pad(first[:, 1:] != first[:, :-1], (0, 1), value=True)
+    return t.where(is_last, T).flip(1).cummin(1).values.flip(1)
 
 
 def adamw_step(optimizer: Any, grads: list[Tensor], lr: float, norm: Tensor | None, grad_clip: float) -> None:

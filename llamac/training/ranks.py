@@ -91,12 +91,13 @@ def shard(model: nn.Module, o: Options, device: str) -> None:
 
 def gradients(model: nn.Module, batches: list, cis: Any, parts: list, dtype: torch.dtype):
     """The mean loss of the micro-batches, and its gradient by each part, summed in dtype."""
+    of_counted = _tokens_per_target(batches) if model.config.is_encoder else 1
     if world() > 1:
-        return _sharded_gradients(model, batches, cis, parts)
+        return _sharded_gradients(model, batches, cis, parts, of_counted)
     losses: list[Tensor] = []
     sums: list[Tensor] = []
     for tokens, *others in batches:
-        loss = model(tokens, cis, *others) / len(batches)
+        loss = model(tokens, cis, *others) * of_counted / len(batches)
         loss.backward()
         losses.append(loss.detach())
         fresh = [part.of(part.parameter.grad).to(dtype) for part in parts]
@@ -109,12 +110,21 @@ def gradients(model: nn.Module, batches: list, cis: Any, parts: list, dtype: tor
     return torch.stack(losses).sum(), sums
 
 
-def _sharded_gradients(model: nn.Module, batches: list, cis: Any, parts: list):
+def _tokens_per_target(batches: list) -> Tensor:
+    """Of all ranks: the mean loss over all tokens times it is that over the targets that count."""
+    targets = torch.stack([targets for _, targets, *_ in batches])
+    counts = torch.stack([(targets >= 0).sum(), torch.tensor(targets.numel(), device=targets.device)])
+    if world() > 1:
+        dist.all_reduce(counts)
+    return counts[1] / counts[0].clamp(min=1)
+
+
+def _sharded_gradients(model: nn.Module, batches: list, cis: Any, parts: list, of_counted: Any):
     """gradients() of a sharded model: sums in its parameters, reduced over the ranks once."""
     losses = []
     for micro, (tokens, *others) in enumerate(batches, 1):
         model.set_requires_gradient_sync(micro == len(batches))
-        loss = model(tokens, cis, *others) / len(batches)
+        loss = model(tokens, cis, *others) * of_counted / len(batches)
         loss.backward()
         losses.append(loss.detach())
     sums = [part.of(part.parameter.grad) for part in parts]

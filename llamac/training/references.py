@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import llamac.base.random
-from llamac.data.tokens import find_documents
+from llamac.data.tokens import IGNORED, find_documents
 from llamac.model import hf
 from llamac.model.config import Config, load_config
 from llamac.training import fp8
@@ -68,6 +68,8 @@ def write_reference(
             weight.data += 0.2 * noise
     save_model(model, directory, dtype)
     ids = np.random.default_rng(seed).integers(config.vocab_size, size=(2, B, T))
+    if config.is_encoder:  # as of masked tokens
+        ids[1][np.random.default_rng(seed + 1).random((B, T)) > 0.4] = IGNORED
     batch = [torch.from_numpy(x) for x in (*ids, *masks(ids[0], o))]
     metadata = {name: repr(x) for name, x in settings.items()}
     for file, precision in (("debug_state", dtype), ("truth", torch.float64)):

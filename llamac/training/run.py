@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO, TypeAlias
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from llamac.base.dtypes import TABLE
 from llamac.base.errors import InputError
 from llamac.data import tokenizer as tokenizers
-from llamac.data.tokens import Loader, find_documents
+from llamac.data.tokens import BERT_SPECIAL, Loader, Masking, find_documents
 from llamac.model import hf
 from llamac.model.config import Config, dropouts, load_config
 from llamac.profile import profile
@@ -78,6 +79,8 @@ class Batches:
             o.train_data, o.seq_len, config.vocab_size, o.batch_size, self.accumulation, *ranks, o.seed
         )
         self.marks = self._marks(o, config) if o.document_mask == "on" else None
+        if config.is_encoder:
+            self.data.masking = self._masking(o, config)
         self.device = device
 
     def _marks(self, o: Options, config: Config) -> tuple[int | None, int | None]:
@@ -96,6 +99,24 @@ class Batches:
             expected = f"tokens that begin and end a text below the model's vocabulary of {config.vocab_size}"
             raise InputError(f"{where} {expected}, found {max(marks)}")
         return tokenizer.bos, tokenizer.eos
+
+    def _masking(self, o: Options, config: Config) -> Masking:
+        """Of an encoder's tokens: masking_of() of csrc/train/run_data.cpp."""
+        tokenizer = tokenizers.find(o.tokenizer, self.data.shards)
+        tokens = tokenizer.tokens if tokenizer else []
+        mask = tokens.index(b"[MASK]") if o.mask_token < 0 and b"[MASK]" in tokens else o.mask_token
+        if not 0 <= mask < config.vocab_size:
+            expected = (
+                f"a token below the model's vocabulary of {config.vocab_size} that replaces masked ones"
+            )
+            raise InputError(f"--mask-token: expected {expected}, or a tokenizer with [MASK], found {mask}")
+        special = {id for id, token in enumerate(tokens) if token in BERT_SPECIAL} | {
+            mask,
+            config.pad_token_id,
+        }
+        special |= {tokenizer.bos, tokenizer.eos} if tokenizer else set()
+        found = np.isin(np.arange(config.vocab_size), [id for id in special if id is not None])
+        return Masking(o.mlm_probability, mask, found, o.seed)
 
     def of_step(self, step: int) -> list[tuple[Tensor, ...]]:
         """Of each micro-batch of a step (1, 2, …) tokens and targets, int64[B,T]; with --document-mask on

@@ -58,13 +58,24 @@ def traced(operations: SimpleNamespace, config: Config) -> tuple[SimpleNamespace
 
 
 def model_tensors(
-    model: Any, calls: list[Call], logits: Tensor, losses: Tensor, norm: Callable, attention: Callable
+    model: Any,
+    calls: list[Call],
+    logits: Tensor,
+    losses: Tensor,
+    loss: Tensor,
+    norm: Callable,
+    attention: Callable,
 ) -> dict[str, Tensor]:
     """The debug state of a forward and its backward, in the order of computation: activations (act.), then
     gradients of activations (dact.) and of parameters (grad.), last to first. norm(x, eps) and
     attention(q, k, v, window=)[1] are what norms and attention keep for their backward.
     """
-    embedding, final_norm, config = calls[0].inputs[0], calls[-1].outputs[0], model.config
+    config = model.config
+    last = calls[len(config.block) * config.num_hidden_layers :]  # the final norm, and an encoder's head
+    embedding, final = calls[0].inputs[0], {"final_norm": last[0].outputs[-1]}
+    for activation, head_norm in zip(last[1::2], last[2::2]):
+        final |= {"transform": activation.inputs[0], "transform_gelu": activation.outputs[0]}
+        final["transform_norm"] = head_norm.outputs[0]
     wide = torch.promote_types(logits.dtype, torch.float32)
     state = {"act.embedding": embedding}
     grads = {f"grad.{part.name}": part.of(part.parameter.grad).to(wide) for part in parts(model)}
@@ -77,10 +88,10 @@ def model_tensors(
         act, dact = _block_tensors(config.block, calls[i * len(config.block) :], kept)
         state |= {f"act.{i}.{name}": a for name, a in act.items()}
         grads |= {f"dact.{i}.{name}": d for name, d in dact.items()}
-    state |= {"act.final_norm": final_norm, "logits": logits, "losses": losses, "loss": losses.mean().view(1)}
-    return state | dict(
-        reversed([*grads.items(), ("dact.final_norm", final_norm.grad), ("dact.logits", logits.grad)])
-    )
+    state |= {f"act.{name}": x for name, x in final.items()}
+    state |= {"logits": logits, "losses": losses, "loss": loss.view(1)}
+    grads |= {f"dact.{name}": x.grad for name, x in final.items()} | {"dact.logits": logits.grad}
+    return state | dict(reversed(grads.items()))
 
 
 def _block_tensors(

@@ -10,6 +10,7 @@
 #include "checkpoint/config_json.h"
 #include "checkpoint/weights.h"
 #include "core/words.h"
+#include "data/tokens.h"
 #include "model/optimizer.h"
 #include "platform/threads.h"
 #include "run/choices.h"
@@ -59,6 +60,13 @@ struct Recorder {
     }
 };
 
+// Behind the document of each token.
+std::vector<int32_t> ends_of(const std::vector<int32_t>& first, int64_t T) {
+    std::vector<int32_t> end(first.size());
+    find_ends(first.data(), std::ssize(first) / T, T, end.data());
+    return end;
+}
+
 // Optimizer steps on the batch that is set; {loss, gradient norm} of each.
 std::vector<std::pair<float, float>> train(Model& model, const AdamW& adamw, float lr, int32_t first,
                                            int32_t count) {
@@ -105,17 +113,24 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
     model.allocate();
     load_weights(model.parameters, reference);
     if (model.lora) load_adapters(model.parameters, reference);
+    const std::vector<int32_t> end = model.config.causal ? std::vector<int32_t>() : ends_of(first, T);
+    // The loss is the mean over the targets that count.
+    const auto counted = static_cast<double>(B * T - std::ranges::count(targets, ignore_index));
+    const float dloss = static_cast<float>(1 / counted);
+    set_dloss(model, &dloss);
+    const double of_mean = static_cast<double>(B * T) / counted;
     const AdamW adamw{setting("beta1"), setting("beta2"), setting("eps"), setting("weight_decay"),
                       setting("grad_clip")};
     const float lr = static_cast<float>(setting("lr"));
-    set_batch(model, tokens.data(), targets.data(), B, T, first.empty() ? nullptr : first.data());
+    set_batch(model, tokens.data(), targets.data(), B, T, first.empty() ? nullptr : first.data(),
+              end.empty() ? nullptr : end.data());
     train(model, adamw, lr, 1, steps);
     Recorder recorder;
     model.hook = [&](const std::string& name, const Tensor& value) { recorder.add(name, value); };
     forward_backward(model, true);
     const double loss = mean_loss(model);
     model.hook = nullptr;
-    recorder.add_floats("loss", {static_cast<float>(loss)});
+    recorder.add_floats("loss", {static_cast<float>(loss * of_mean)});
     for (const Parameter& parameter : model.parameters.table)
         if (parameter.trains) recorder.add("grad." + parameter.name, model.parameters.gradient(parameter));
     if (model.fp8) record_scales(recorder, model);
@@ -125,7 +140,7 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
 
     std::vector<float> losses, norms;
     for (const auto& [each_loss, norm] : train(model, adamw, lr, steps + 1, 10)) {
-        losses.push_back(each_loss);
+        losses.push_back(static_cast<float>(each_loss * of_mean));
         norms.push_back(norm);
     }
     recorder.add_floats("train.losses", losses);

@@ -35,6 +35,7 @@ QWEN2 = {"model_type": "qwen2", "num_key_value_heads": 3, "use_sliding_window": 
 QWEN3 = QWEN2 | {"model_type": "qwen3"}
 GPT2 = dict.fromkeys(SMALL.keys() - {"vocab_size"}, "absent")  # fields of Llama
 GPT2 |= {"model_type": "gpt2", "n_embd": 12, "n_layer": 2, "n_head": 3}
+BERT = {"model_type": "bert"}
 TWICE = re.compile(r'^(?://|""") ?Written twice on purpose: (\S+) .*?; (?:tests/\w+/)?(\w+\.py)::(\w+)\.')
 
 
@@ -128,7 +129,7 @@ def test_llamas_values_written_out(tmp_path):
         ({"quantization_config": {"bits": 4}}, "quantization_config: expected none, as quantized weights"),
         (
             {"model_type": "mixtral"},
-            'model_type: expected "llama" or "mistral" or "qwen2" or "qwen3" or "gpt2", ',
+            'model_type: expected "llama" or "mistral" or "qwen2" or "qwen3" or "gpt2" or "bert", ',
         ),
         ({"model_type": "gpt2"}, "hidden_size: expected none in a model of type gpt2, found 12"),
         (GPT2 | {"num_key_value_heads": 1}, "num_key_value_heads: expected none in a model of type gpt2"),
@@ -145,6 +146,16 @@ def test_llamas_values_written_out(tmp_path):
         ),
         (GPT2 | {"add_cross_attention": True}, "add_cross_attention: expected false, found true"),
         (GPT2 | {"sliding_window": 7}, "sliding_window: expected null, found 7"),
+        (BERT | {"position_embedding_type": "relative_key"}, 'position_embedding_type: expected "absolute"'),
+        (BERT | {"is_decoder": True}, "is_decoder: expected false, found true"),
+        (BERT | {"add_cross_attention": True}, "add_cross_attention: expected false, found true"),
+        (BERT | {"tie_word_embeddings": False}, "tie_word_embeddings: expected true, found false"),
+        (BERT | {"hidden_act": "relu"}, 'hidden_act: expected "gelu" or "gelu_new" or '),
+        (BERT | {"type_vocab_size": 0}, "type_vocab_size: expected an integer from 1 to 16777216, found 0"),
+        (BERT | {"layer_norm_eps": 0}, "layer_norm_eps: expected a positive number, found 0"),
+        (BERT | {"rms_norm_eps": 1}, "rms_norm_eps: expected none in a model of type bert, found 1"),
+        (BERT | {"num_key_value_heads": 1}, "num_key_value_heads: expected none in a model of type bert"),
+        (BERT | {"sliding_window": 7}, "sliding_window: expected null, found 7"),
         (
             QWEN2 | {"max_window_layers": -1},
             "max_window_layers: expected an integer from 0 to 65536, found -1",

@@ -223,6 +223,7 @@ PARAMETERS = {  # as published with the models
     "llama3.1-70b": 70_553_706_496,
     "gpt2-125m": 124_439_808,
     "gpt2-1.5b": 1_557_611_200,
+    "bert-base": 109_514_298,  # without pooler and next-sentence head
 }
 
 
@@ -247,6 +248,8 @@ def test_flops_per_token():
     assert c.flops_per_token(8192) == 6 * (32 * block + 128256 * 4096) + 6 * 32 * 4096 * 8192
     gpt2 = 6 * (12 * 12 * 768**2 + 50257 * 768) + 6 * 12 * 768 * 1024  # positions are looked up
     assert load_config("gpt2-125m").flops_per_token(1024) == gpt2
+    bert = 6 * (12 * 12 * 768**2 + 768**2 + 30522 * 768) + 12 * 12 * 768 * 512  # a token sees all
+    assert load_config("bert-base").flops_per_token(512) == bert
     tied = load_config("llama3.2-1b")
     matrices = sum(math.prod(shape) for _, shape in tied.parameters() if len(shape) == 2)
     assert tied.flops_per_token(2048) == 6 * matrices + 6 * 16 * 2048 * 2048
@@ -283,7 +286,7 @@ def test_config_defaults_are_those_of_transformers(tmp_path):
     ours = config_of(tmp_path)
     theirs = transformers.LlamaConfig(**SMALL)
     for key in vars(ours):
-        if not key.startswith("rope_") and key not in NOT_LLAMAS:
+        if not key.startswith("rope_") and key not in (*NOT_LLAMAS, "type_vocab_size"):
             assert getattr(ours, key) == getattr(theirs, key), key
     assert (ours.head_dim, ours.num_key_value_heads, ours.rope_scaling) == (4, 3, None)
     assert ours.rope_theta == 10000.0
@@ -301,7 +304,7 @@ def test_rope_of_transformers_4_and_5(tmp_path):
 
 
 def test_no_config(tmp_path):
-    expected = "expected a directory with config.json or a preset (gpt2-1.5b, "
+    expected = "expected a directory with config.json or a preset (bert-base, "
     assert expected in refused(load_config, "llama9")
     assert "config.json: cannot open: No such file" in refused(load_config, tmp_path)
     assert "hub" not in refused(load_config, tmp_path) + refused(load_config, "./llama9")

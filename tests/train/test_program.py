@@ -29,12 +29,15 @@ from run import (
     reference_flags,
     timed_events,
 )
+from transformers import BertConfig, BertForPreTraining
 
 from llamac import __version__, reference
 from llamac.base import random
+from llamac.base.errors import InputError
 from llamac.data import read_bin, write_bin
 from llamac.data.vocabulary import Vocabulary
 from llamac.data.vocabulary import write as write_vocabulary
+from llamac.inference import Inference
 from llamac.model.config import load_config
 from llamac.report import plot
 from llamac.training.options import parse
@@ -192,9 +195,33 @@ def test_resume_is_bitwise(train, data, tmp_path, precision):
     expect_bitwise_resume(train, data, tmp_path, **PRECISIONS[precision])
 
 
-@pytest.mark.parametrize("model", ["qwen2", "qwen3", "gpt2"])
+@pytest.mark.parametrize("model", ["qwen2", "qwen3", "gpt2", "bert"])
 def test_resume_of_other_models(train, data, tmp_path, model):
-    expect_bitwise_resume(train, data, tmp_path, model=ROOT / f"tests/models/{model}.json", dtype="bf16")
+    more = {"model": ROOT / f"tests/models/{model}.json"} | ({"mask_token": 4} if model == "bert" else {})
+    expect_bitwise_resume(train, data, tmp_path, dtype="bf16", **more)
+
+
+def test_an_encoder_predicts_masked_tokens(train, data, tmp_path):
+    """As the reference trains it; what is carried through its files; what it cannot do."""
+    source = tmp_path / "model"
+    with torch.random.fork_rng():
+        theirs = BertForPreTraining(BertConfig.from_pretrained(ROOT / "tests/models/bert.json"))
+    theirs.save_pretrained(source)
+    line = {"model": source, "mask_token": 4, "sample_every": 1, "val_every": 4}
+    said = train(*flags(data, tmp_path / "out", **line)).stdout
+    assert "does not use" not in said
+    reference.train(parse([*reference_flags(data, tmp_path / "ref", **line)]))
+    np.testing.assert_allclose(losses(tmp_path / "out"), losses(tmp_path / "ref"), rtol=1e-5)
+    saved = BertForPreTraining.from_pretrained(tmp_path / "out/step_000008").state_dict()
+    for name, x in theirs.state_dict().items():
+        kept = name.startswith(("bert.pooler", "cls.seq_relationship"))
+        assert torch.equal(x, saved[name]) == kept or "position_ids" in name, name
+    refused = train(*flags(data, tmp_path / "no", model=source), code=2).stderr
+    assert "--mask-token auto: expected the id of the token that replaces" in one_line(refused)
+    refused = train(*flags(data, tmp_path / "no", **line, eval_tasks="a.questions"), code=2).stderr
+    assert "--eval-tasks a.questions: expected a causal model, found one of type bert" in one_line(refused)
+    with pytest.raises(InputError, match="a model of type bert is not causal: it generates no text"):
+        Inference(str(source))
 
 
 def expect_bitwise_resume(train, data, tmp_path, **extra):
