@@ -8,7 +8,7 @@
 // reference:  plain loops.
 // cpu:        rows over threads, vector lanes over columns.
 // naive:      one thread per element.
-// vectorized: 16 elements per thread, 128-bit accesses.
+// vectorized: 128-bit stores of neighbouring threads side by side; a thread has four of them in flight.
 #include "core/device.h"
 #include "core/operation.h"
 #include "core/simd.h"
@@ -62,74 +62,74 @@ void scale_rows_naive(View<T, 2> out, View<const G, 2> x, View<const float, 1> r
            static_cast<float>(scale), accumulate);
 }
 
-// ---- vectorized: 128-bit accesses
+// ---- vectorized: 128-bit stores
 
-constexpr int block_threads = 512;
-constexpr int64_t elements_per_thread = 16;
+constexpr int block_threads = 512, vectors_per_thread = 4;
 
-// Elements c .. c+16 of a row of C, zeros beyond C. whole: by 128-bit accesses.
-template <bool whole, class G>
-__device__ void load_elements(const G* row, int64_t c, int64_t C, float (&x)[elements_per_thread]) {
-    if constexpr (sizeof(G) > 1) {
-#pragma unroll
-        for (int begin = 0; begin < elements_per_thread; begin += vector_size<G>) {
-            float part[vector_size<G>];
-            unpack(load_part<whole>(row, c + begin, C), part);
-            for (int i = 0; i < vector_size<G>; i++) x[begin + i] = part[i];
-        }
-    } else {
-        union {
-            uint4 bits;
-            G codes[elements_per_thread];
-        } of = {};
-        if (whole)
-            of.bits = load128(row + c);
+// Elements c .. c+size of a row of C, zeros beyond C. whole: in one access.
+template <bool whole, class G, int size>
+struct Vector {
+    struct alignas(size * sizeof(G)) Elements {
+        G x[size];
+    } of;
+
+    __device__ void load(const G* row, int64_t c, int64_t C) {
+        if (whole && c < C)
+            of = *reinterpret_cast<const Elements*>(row + c);
         else
-            for (int i = 0; i < elements_per_thread; i++)
-                if (c + i < C) of.codes[i] = row[c + i];
-#pragma unroll
-        for (int i = 0; i < elements_per_thread; i++) x[i] = float(of.codes[i]);
+            for (int i = 0; i < size; i++) of.x[i] = c + i < C ? row[c + i] : G(0.0f);
     }
-}
+};
 
+// A thread's vectors lie a block apart. across: vectors per row.
 template <class T, class G, bool whole>
 __global__ void __launch_bounds__(block_threads)
     scale_rows_vectorized_kernel(Dependent<T*> out_, Dependent<const G*> x_,
                                  Dependent<const float*> row_scale_, int64_t K, int64_t C, int64_t out_stride,
                                  int64_t x_stride, unsigned across, float scale, bool accumulate) {
     const auto [out, x, row_scale] = wait(out_, x_, row_scale_);
-    const int64_t place = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, k = place / across,
-                  first = place % across * elements_per_thread;
-    if (k >= K) return;
-    const float factor = row_scale ? scale * row_scale[k] : scale;
-    float values[elements_per_thread];
-    load_elements<whole>(x + k * x_stride, first, C, values);
-    T* const row = out + k * out_stride;
+    constexpr int size = vector_size<T>;
+    const unsigned first = blockIdx.x * blockDim.x * vectors_per_thread + threadIdx.x;
+    Vector<whole, G, size> loaded[vectors_per_thread];
+    float factor[vectors_per_thread];
 #pragma unroll
-    for (int begin = 0; begin < elements_per_thread; begin += vector_size<T>) {
-        float part[vector_size<T>] = {};
-        if (accumulate) unpack(load_part<whole>(row, first + begin, C), part);
-        for (int i = 0; i < vector_size<T>; i++)
-            part[i] = accumulate ? part[i] + factor * values[begin + i] : factor * values[begin + i];
-        store_part<whole>(row, first + begin, C, pack(part));
+    for (int v = 0; v < vectors_per_thread; v++) {
+        const unsigned place = first + v * blockDim.x;
+        const int64_t k = place / across, c = int64_t{place % across} * size;
+        loaded[v].load(x + k * x_stride, c, k < K ? C : 0);
+        factor[v] = row_scale && k < K ? scale * row_scale[k] : scale;
+    }
+#pragma unroll
+    for (int v = 0; v < vectors_per_thread; v++) {
+        const unsigned place = first + v * blockDim.x;
+        const int64_t k = place / across, c = int64_t{place % across} * size, end = k < K ? C : 0;
+        float sums[size] = {};
+        if (accumulate) unpack(load_part<whole>(out + k * out_stride, c, end), sums);
+        for (int i = 0; i < size; i++) {
+            const float value = factor[v] * float(loaded[v].of.x[i]);
+            sums[i] = accumulate ? sums[i] + value : value;
+        }
+        store_part<whole>(out + k * out_stride, c, end, pack(sums));
     }
 }
 
 template <class T, class G>
 void scale_rows_vectorized(View<T, 2> out, View<const G, 2> x, View<const float, 1> row_scale, double scale,
                            bool accumulate, LaunchContext context) {
+    constexpr int size = vector_size<T>;
     const int64_t K = x.shape[0], C = x.shape[1];
-    const bool whole = is_whole({out.data, x.data}, C | out.stride[0] | x.stride[0], elements_per_thread);
-    const unsigned across = blocks_for(C, elements_per_thread);
-    launch(context.grid(K * across),
+    const bool whole = is_whole({out.data, x.data}, C | out.stride[0] | x.stride[0], size);
+    const unsigned across = blocks_for(C, size);
+    launch(Grid(blocks_for(K * across, int64_t{context.threads} * vectors_per_thread), context.threads,
+                context.stream),
            whole ? scale_rows_vectorized_kernel<T, G, true> : scale_rows_vectorized_kernel<T, G, false>,
            out.data, x.data, row_scale.data, K, C, out.stride[0], x.stride[0], across,
            static_cast<float>(scale), accumulate);
 }
 
-constexpr Constraints few_vectors{
-    "fewer than 2^31 vectors of 16 elements",
-    [](const Call& c) { return c["K"] < (int64_t{1} << 31) / blocks_for(c["C"], elements_per_thread); }};
+constexpr Constraints few_vectors{"fewer than 2^31 vectors of 4 elements", [](const Call& c) {
+                                      return c["K"] < (int64_t{1} << 31) / blocks_for(c["C"], 4);
+                                  }};
 
 #define LLAMAC_SCALED(LAUNCHER) \
     LAUNCHER<float, float>, LAUNCHER<bf16, bf16>, LAUNCHER<float, e4m3>, LAUNCHER<bf16, e4m3>
@@ -140,7 +140,7 @@ Operation scale_rows(
     " scale: float {1, 0.5}, accumulate: bool) empty(K) test(K=16, C=4096) test(K=33, C=1040)",
     "out += scale * row_scale * x of another type",
     {{"cpu", "rows over threads, vector lanes over columns", instantiations<LLAMAC_SCALED(scale_rows_cpu)>()},
-     {"vectorized", "16 elements per thread, 128-bit accesses",
+     {"vectorized", "four vectors per thread, 128-bit stores",
       instantiations<LLAMAC_SCALED(scale_rows_vectorized)>(), few_vectors,
       blocks_of(256, 128, block_threads)},
      {"naive", "one thread per element", instantiations<LLAMAC_SCALED(scale_rows_naive)>()},
