@@ -91,7 +91,7 @@ test-all: test warp32 chaos-short levels sanitize race fuzz-smoke targets
 
 # Warps of 32 lanes, as on NVIDIA and RDNA; `make test` has the 64 of MI300X.
 warp32: setup-test
-	cmake -S . -B build/warp32 -DLLAMAC_PLATFORM=cpu -DLLAMAC_WARP=32
+	cmake -S . -B build/warp32 -DLLAMAC_PLATFORM=cpu -DLLAMAC_WARP=32 -DLLAMAC_EMULATE_FP16=ON
 	cmake --build build/warp32 --parallel $(JOBS) --target kernel_checks
 	ctest --no-tests=error --test-dir build/warp32 --parallel $(JOBS) --output-on-failure -R 'check_(operations|emulation|tile|quantize)'
 	LLAMAC_BUILD=build/warp32 $(PYTEST) tests/ops/test_platform.py -m program

@@ -134,6 +134,7 @@ void gemm(int64_t M, int64_t N, int64_t K, Matrix<T> a, Matrix<T> b, const A* in
 
 template void gemm(int64_t, int64_t, int64_t, Matrix<float>, Matrix<float>, const float*, float*);
 template void gemm(int64_t, int64_t, int64_t, Matrix<bf16>, Matrix<bf16>, const float*, float*);
+template void gemm(int64_t, int64_t, int64_t, Matrix<fp16>, Matrix<fp16>, const float*, float*);
 template void gemm(int64_t, int64_t, int64_t, Matrix<double>, Matrix<double>, const double*, double*);
 
 #ifdef LLAMAC_CBLAS

@@ -79,7 +79,7 @@ struct Matrix {
 
 // c[M,N] = initial + a[M,K] * b[K,N]; rows of c and of initial are N long and contiguous; initial: null is
 // zero, and may be c. All OpenMP threads take part; the result does not depend on their number. Instantiated for A = float
-// with T = float or bf16, and for double.
+// with T = float, bf16 or fp16, and for double.
 template <class A, class T>
 void gemm(int64_t M, int64_t N, int64_t K, Matrix<T> a, Matrix<T> b, const A* initial, A* c);
 

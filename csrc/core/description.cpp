@@ -144,7 +144,7 @@ struct Parser {
     DType parse_dtype() {
         const Place p = reference("the name of a type");
         const std::optional<DType> found = find_dtype(p.name);
-        if (!found || !in_operations(info(*found))) at = p.at, fail_here(dtype_names(in_operations));
+        if (!found) at = p.at, fail_here(dtype_names(is_any));
         return *found;
     }
 
@@ -170,10 +170,10 @@ struct Parser {
         const Place p = reference("a type letter or a type");
         const std::optional<DType> fixed = find_dtype(p.name);
         o.letter = p.name.size() == 1 ? op.find_type(p.name[0]) : -1;
-        if (fixed && in_operations(info(*fixed)))
+        if (fixed)
             o.dtype = *fixed;
         else if (o.letter < 0)
-            at = p.at, fail_here("a type letter or " + dtype_names(in_operations));
+            at = p.at, fail_here("a type letter or " + dtype_names(is_any));
     }
     void parse_shape(Operand& o) {
         need("[");

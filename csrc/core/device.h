@@ -8,7 +8,7 @@ namespace llamac {
 constexpr int max_threads_per_block = 1024;  // on every device
 constexpr int max_warps = max_threads_per_block / warp_size;
 
-// ---- 128 bits, the widest access of a thread: four floats or eight bf16.
+// ---- 128 bits, the widest access of a thread: four floats or eight numbers of 16 bits.
 template <class T>
 constexpr int vector_size = 16 / sizeof(T);
 
@@ -29,24 +29,24 @@ __device__ inline void store128_streaming(T* p, uint4 bits) {
     store_streaming(reinterpret_cast<uint4*>(p), bits);
 }
 
-__device__ inline void unpack(uint4 bits, float (&x)[4]) {
-    const uint32_t word[4] = {bits.x, bits.y, bits.z, bits.w};
-    for (int i = 0; i < 4; i++) x[i] = __uint_as_float(word[i]);
-}
-__device__ inline void unpack(uint4 bits, float (&x)[8]) {
+template <class T>
+__device__ inline void unpack(uint4 bits, float (&x)[vector_size<T>]) {
     const uint32_t word[4] = {bits.x, bits.y, bits.z, bits.w};
     for (int i = 0; i < 4; i++) {
-        x[2 * i] = __uint_as_float(word[i] << 16);
-        x[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u);
+        if constexpr (sizeof(T) == 4)
+            x[i] = __uint_as_float(word[i]);
+        else
+            pair_values<T>(word[i], x[2 * i], x[2 * i + 1]);
     }
 }
-__device__ inline uint4 pack(const float (&x)[4]) {
-    return make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
-                      __float_as_uint(x[3]));
-}
-__device__ inline uint4 pack(const float (&x)[8]) {
-    return make_uint4(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]),
-                      bf16_pair(x[6], x[7]));
+template <class T>
+__device__ inline uint4 pack(const float (&x)[vector_size<T>]) {
+    if constexpr (sizeof(T) == 4)
+        return make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
+                          __float_as_uint(x[3]));
+    else
+        return make_uint4(pair_bits<T>(x[0], x[1]), pair_bits<T>(x[2], x[3]), pair_bits<T>(x[4], x[5]),
+                          pair_bits<T>(x[6], x[7]));
 }
 
 // vector_size elements of a row of C from element c on, zeros beyond C. whole: one access (is_whole of the operand).
@@ -57,7 +57,7 @@ __device__ inline uint4 load_part(const T* row, int64_t c, int64_t C) {
     } else {
         float x[vector_size<T>];
         for (int i = 0; i < vector_size<T>; i++) x[i] = c + i < C ? float(row[c + i]) : 0.0f;
-        return pack(x);
+        return pack<T>(x);
     }
 }
 template <bool whole, class T>
@@ -66,7 +66,7 @@ __device__ inline void store_part(T* row, int64_t c, int64_t C, uint4 bits) {
         if (c < C) store128(row + c, bits);
     } else {
         float x[vector_size<T>];
-        unpack(bits, x);
+        unpack<T>(bits, x);
         for (int i = 0; i < vector_size<T>; i++)
             if (c + i < C) row[c + i] = T(x[i]);
     }

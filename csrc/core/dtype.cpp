@@ -1,16 +1,6 @@
 #include "core/dtype.h"
 
-#include <cmath>
-
 namespace llamac {
-
-f16::operator float() const {
-    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    const float size = exponent == 0    ? std::ldexp(float(fraction), -24)
-                       : exponent == 31 ? (fraction ? NAN : INFINITY)
-                                        : std::ldexp(float(fraction | 1024), exponent - 25);
-    return bits >> 15 ? -size : size;
-}
 
 void convert(const void* from, DType from_type, void* to, DType to_type, int64_t n) {
     const char* source = static_cast<const char*>(from);

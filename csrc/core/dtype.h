@@ -21,6 +21,7 @@ namespace llamac {
 
 // bfloat16: the upper half of a float; rounds to nearest, ties to even; NaN stays NaN.
 struct bf16 {
+    static constexpr int mantissa = 7;
     uint16_t bits;
 
     bf16() = default;
@@ -43,17 +44,20 @@ struct bf16 {
 };
 static_assert(sizeof(bf16) == 2);
 
-// IEEE binary16, which is read from files alone.
-struct f16 {
+// IEEE binary16; rounds to nearest, ties to even, beyond the largest number to infinity; NaN stays NaN.
+struct fp16 {
+    static constexpr int mantissa = 10;
     uint16_t bits;
 
-    operator float() const;
+    fp16() = default;
+    __host__ __device__ explicit fp16(float value) : bits(fp16_bits(value)) {}
+    __host__ __device__ operator float() const { return fp16_value(bits); }
 };
 
-enum class DType : uint8_t { f32, bf16, f64, i32, f16, e4m3, e5m2, e4m3fnuz, e5m2fnuz };
+enum class DType : uint8_t { f32, bf16, f64, i32, fp16, e4m3, e5m2, e4m3fnuz, e5m2fnuz };
 
-// Types of files only, converted when read; of operands of products, with a scale; of tensors of all operations.
-enum class Use : uint8_t { files, products, tensors };
+// Types of operands of products, with a scale; of tensors of all operations.
+enum class Use : uint8_t { products, tensors };
 
 struct DTypeInfo {
     const char* name;   // in descriptions, flags and messages
@@ -88,8 +92,8 @@ inline constexpr std::tuple dtype_rows{
         {"f64", 52, Use::tensors, "F64", "float64", {dlpack::floating, 64, 1}, 1, 8}},
     DTypeRow<DType::i32, int32_t, DType::f32>{
         {"i32", 0, Use::tensors, "I32", "int32", {dlpack::integer, 32, 1}, 10, 2}},
-    DTypeRow<DType::f16, f16, DType::f32>{
-        {"f16", 10, Use::files, "F16", "float16", {dlpack::floating, 16, 1}, 2, 6}},
+    DTypeRow<DType::fp16, fp16, DType::f32>{
+        {"fp16", 10, Use::tensors, "F16", "float16", {dlpack::floating, 16, 1}, 2, 6}},
     DTypeRow<DType::e4m3, e4m3, DType::f32>{
         {"e4m3", 3, Use::products, "F8_E4M3", "float8_e4m3fn", {dlpack::e4m3fn, 8, 1}, 28, -1}},
     DTypeRow<DType::e5m2, e5m2, DType::f32>{
@@ -152,9 +156,6 @@ constexpr bool narrow = is_narrow(dtype_of<T>());
 constexpr bool is_any(const DTypeInfo&) {
     return true;
 }
-constexpr bool in_operations(const DTypeInfo& d) {
-    return d.use != Use::files;
-}
 // Codes of products mean nothing without their scale.
 constexpr bool in_files(const DTypeInfo& d) {
     return d.use != Use::products;
@@ -167,7 +168,7 @@ constexpr bool is_float(const DTypeInfo& d) {
     return is_tensor(d) && !d.is_integer();
 }
 // Over the types that operations have, or that `wanted` selects. Throws Error for another.
-template <bool (*wanted)(const DTypeInfo&) = in_operations, size_t i = 0, class F>
+template <bool (*wanted)(const DTypeInfo&) = is_any, size_t i = 0, class F>
 auto visit_dtype(DType t, const F& f) -> decltype(f.template operator()<float>()) {
     if constexpr (i == dtype_count) {
         fail("dtype ", name(t), ": no operation has it");
@@ -193,7 +194,7 @@ std::optional<DType> find_dtype(std::string_view text, DTypeColumn column = &DTy
 std::optional<DType> find_dtype(const dlpack::DataType& type);
 // A floating-point type of operations, by its name; Error where there is none.
 DType float_dtype(std::string_view name);
-// "f32, bf16 or f64": those that `wanted` selects, for messages.
+// "f32, bf16, f64 or fp16": those that `wanted` selects, for messages.
 template <class Wanted>
 std::string dtype_names(const Wanted& wanted, DTypeColumn column = &DTypeInfo::name) {
     std::string text, last;

@@ -205,7 +205,16 @@ std::vector<Instantiation> instantiations() {
 }
 // instantiations<LLAMAC_FLOATS(f), f<double>>(): a launcher for each storage type of kernels. Further template arguments may
 // follow its name.
-#define LLAMAC_FLOATS(LAUNCHER, ...) \
+#define LLAMAC_FLOATS(LAUNCHER, ...)                                                       \
+    LAUNCHER<float __VA_OPT__(, ) __VA_ARGS__>, LAUNCHER<bf16 __VA_OPT__(, ) __VA_ARGS__>, \
+        LAUNCHER<fp16 __VA_OPT__(, ) __VA_ARGS__>
+// The same of kernels. Of memory-bound operations they differ by their accesses alone (core/device.h), and the emulated device
+// has them in fp16 only on demand: they would take a fifth of a CPU build's time.
+#if defined(LLAMAC_CPU) && !defined(LLAMAC_EMULATE_FP16)
+#define LLAMAC_KERNELS(LAUNCHER, ...) \
     LAUNCHER<float __VA_OPT__(, ) __VA_ARGS__>, LAUNCHER<bf16 __VA_OPT__(, ) __VA_ARGS__>
+#else
+#define LLAMAC_KERNELS(LAUNCHER, ...) LLAMAC_FLOATS(LAUNCHER __VA_OPT__(, ) __VA_ARGS__)
+#endif
 
 }  // namespace llamac

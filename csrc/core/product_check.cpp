@@ -96,8 +96,8 @@ ProductCheck::ProductCheck(const Gemm& gemm_, ProductValues values_)
     const double beyond =
         tail(static_cast<double>(count)) / tail(static_cast<double>(rows.size() * columns.size()));
     // Sums of fast products keep fewer bits than f32 has, and more than bf16. Hopper's matrix units sum products of fp8 in about
-    // 14 bits, more than f16 has, even if they are not asked to be fast: such sums are off by 1.5e-4 of the norm on an H100.
-    const DType sums = gemm.fast_accumulation ? DType::bf16 : size_of(gemm.a) == 1 ? DType::f16 : gemm.out;
+    // 14 bits, more than fp16 has, even if they are not asked to be fast: such sums are off by 1.5e-4 of the norm on an H100.
+    const DType sums = gemm.fast_accumulation ? DType::bf16 : size_of(gemm.a) == 1 ? DType::fp16 : gemm.out;
     const bool coarser = info(sums).mantissa_bits < info(gemm.out).mantissa_bits;
     const Deviation floor = floor_of(largest.size, coarser ? sums : gemm.out);
     allowed = {std::max((factor + 1) * error.relative_l2, 2 * floor.relative_l2),

@@ -8,7 +8,7 @@
 // step can be replayed.
 //
 // With master weights, the update is made on master, and weight is master rounded. Without them a bf16 weight is rounded
-// stochastically, and bf16 moments always are, so that updates far below half an ulp are not lost on average: random bits are
+// stochastically (one of fp16 to nearest), and bf16 moments always are, so that updates far below half an ulp are not lost on average: random bits are
 // added below the 16 bits that stay, then those below are cut. The bits are Philox's of (seed, step, stream, element): the upper
 // 16 of its 32 for the weight, 8 each for m and v, with a constant below that makes the average exact. A byte is off by at most
 // 2^-9 of an ulp; a moment changes by 1 - beta of itself, and an ulp is at most 2^-7 of it. The update itself uses m and v
@@ -16,6 +16,8 @@
 //
 // guard (optional) is another sum of squares, of the losses. If squares or guard is not finite, or a float cannot hold the root
 // of their sum, the step is skipped: nothing is written.
+//
+// scale (optional): the gradients, and the root of squares, are that many times as large (loss_scale.hip).
 //
 // offset is the number of the first element within its tensor: a tensor that is updated in pieces gets the bits of the whole.
 //
@@ -38,11 +40,12 @@ namespace {
 template <class T, class G, class M>
 void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
                View<const double, 1> squares, View<const float, 1> lr, View<const int32_t, 1> step,
-               View<const double, 1> guard, double beta1, double beta2, double eps, double weight_decay,
-               double grad_clip, int64_t seed, int64_t stream, int64_t offset) {
+               View<const double, 1> guard, View<const float, 1> scale, double beta1, double beta2,
+               double eps, double weight_decay, double grad_clip, int64_t seed, int64_t stream,
+               int64_t offset) {
     if (is_skipped(squares(0), guard.data)) return;
-    const auto k =
-        coefficients<float>(squares(0), lr(0), step(0), beta1, beta2, eps, weight_decay, grad_clip);
+    const auto k = coefficients<float>(squares(0), lr(0), step(0), scale.data, beta1, beta2, eps,
+                                       weight_decay, grad_clip);
     const int64_t P = weight.shape[0], within = offset % 4;
     const bool random = (narrow<T> && !master) || narrow<M>;
 #pragma omp parallel for
@@ -60,11 +63,12 @@ void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1
 template <class T, class G, class M>
 void adamw_naive(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
                  View<const double, 1> squares, View<const float, 1> lr, View<const int32_t, 1> step,
-                 View<const double, 1> guard, double beta1, double beta2, double eps, double weight_decay,
-                 double grad_clip, int64_t seed, int64_t stream, int64_t offset, LaunchContext context) {
+                 View<const double, 1> guard, View<const float, 1> scale, double beta1, double beta2,
+                 double eps, double weight_decay, double grad_clip, int64_t seed, int64_t stream,
+                 int64_t offset, LaunchContext context) {
     const int64_t P = weight.shape[0];
     launch(context.grid(P), adamw_naive_kernel<T, G, M>, weight.data, master.data, m.data, v.data, grad.data,
-           squares.data, lr.data, step.data, guard.data,
+           squares.data, lr.data, step.data, guard.data, scale.data,
            settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset), P);
 }
 
@@ -73,17 +77,20 @@ __global__ void __launch_bounds__(bound_threads<run>, bound_blocks<run>)
     adamw_vectorized_kernel(Dependent<T*> weight_, Dependent<float*> master_, Dependent<M*> m_,
                             Dependent<M*> v_, Dependent<const G*> grad_, Dependent<const double*> squares_,
                             Dependent<const float*> lr_, Dependent<const int32_t*> step_,
-                            Dependent<const double*> guard_, Dependent<Settings> settings_, int64_t P) {
-    const auto [weight, master, m, v, grad, squares, lr, step, guard, settings] =
-        wait(weight_, master_, m_, v_, grad_, squares_, lr_, step_, guard_, settings_);
+                            Dependent<const double*> guard_, Dependent<const float*> scale_,
+                            Dependent<Settings> settings_, int64_t P) {
+    const auto [weight, master, m, v, grad, squares, lr, step, guard, scale, settings] =
+        wait(weight_, master_, m_, v_, grad_, squares_, lr_, step_, guard_, scale_, settings_);
     const int64_t width = int64_t{blockDim.x} * unit, base = blockIdx.x * width;
     const int64_t block = (settings.offset + base) / 4;
     Place<run> at{{}, P, static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32)};
     for (int r = 0; r < unit / run; r++) at.begin[r] = base + (int64_t{r} * blockDim.x + threadIdx.x) * run;
     if (aligned && base + width <= P)
-        adamw_unit<has_master, true>(weight, master, m, v, grad, squares, lr, step, guard, settings, at);
+        adamw_unit<has_master, true>(weight, master, m, v, grad, squares, lr, step, guard, scale, settings,
+                                     at);
     else
-        adamw_unit<has_master, false>(weight, master, m, v, grad, squares, lr, step, guard, settings, at);
+        adamw_unit<has_master, false>(weight, master, m, v, grad, squares, lr, step, guard, scale, settings,
+                                      at);
 }
 
 // Whole Philox blocks, and no thread block with numbers of them both below and above 2^32.
@@ -95,9 +102,9 @@ bool adamw_vectorized_takes(const Call& c) {
 template <class T, class G, class M>
 void adamw_vectorized(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v,
                       View<const G, 1> grad, View<const double, 1> squares, View<const float, 1> lr,
-                      View<const int32_t, 1> step, View<const double, 1> guard, double beta1, double beta2,
-                      double eps, double weight_decay, double grad_clip, int64_t seed, int64_t stream,
-                      int64_t offset, LaunchContext context) {
+                      View<const int32_t, 1> step, View<const double, 1> guard, View<const float, 1> scale,
+                      double beta1, double beta2, double eps, double weight_decay, double grad_clip,
+                      int64_t seed, int64_t stream, int64_t offset, LaunchContext context) {
     const int64_t P = weight.shape[0];
     const bool aligned = is_whole({weight.data, master.data, m.data, v.data, grad.data}, 0, unit);
     const auto kernel = master    ? aligned ? adamw_vectorized_kernel<T, G, M, true, true>
@@ -106,21 +113,22 @@ void adamw_vectorized(View<T, 1> weight, View<float, 1> master, View<M, 1> m, Vi
                                   : adamw_vectorized_kernel<T, G, M, false, false>;
     const unsigned blocks = blocks_for(P, int64_t{unit} * context.threads);
     launch(Grid(blocks, context.threads, context.stream), kernel, weight.data, master.data, m.data, v.data,
-           grad.data, squares.data, lr.data, step.data, guard.data,
+           grad.data, squares.data, lr.data, step.data, guard.data, scale.data,
            settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset), P);
 }
 
 // A launcher for each combination of the types of weights, gradients and moments.
 #define LLAMAC_ADAMW(LAUNCHER)                                                                 \
     LAUNCHER<float, float, float>, LAUNCHER<float, float, bf16>, LAUNCHER<bf16, float, float>, \
-        LAUNCHER<bf16, float, bf16>, LAUNCHER<bf16, bf16, float>, LAUNCHER<bf16, bf16, bf16>
+        LAUNCHER<bf16, float, bf16>, LAUNCHER<bf16, bf16, float>, LAUNCHER<bf16, bf16, bf16>,  \
+        LAUNCHER<fp16, float, float>, LAUNCHER<fp16, float, bf16>
 
 Operation adamw(
-    "adamw<T: f32 bf16 f64, A: arithmetic(T), G: f32 bf16 f64, M: f32 bf16 f64>"
+    "adamw<T: f32 bf16 fp16 f64, A: arithmetic(T), G: f32 bf16 f64, M: f32 bf16 f64>"
     "(weight~: T[P] random(seed, master), master?~: A[P], m~: M[P] random(seed), v~: M[P] >0 "
     "random(seed);"
     " grad: G[P], squares: f64[1] >0, lr: A[1] >0, step: i32[1] >0,"
-    " guard?: f64[1] >0;"
+    " guard?: f64[1] >0, scale?: A[1] >0;"
     " beta1: float {0.9}, beta2: float {0.95, 0.999}, eps: float {1e-5, 1e-6}, weight_decay: float {0.1, 0},"
     " grad_clip: float {1, 0}, seed: int {42, 1e12}, stream: int {4},"
     " offset: int = 0 {0, 17179867136, 3}) empty(P)",

@@ -29,7 +29,7 @@ void adamw_quantize_reference(View<Q, 2> out, View<Q, 2> transposed, View<arithm
                               double weight_decay, double grad_clip, int64_t seed, int64_t stream,
                               int64_t offset) {
     adamw_reference<T, G, M>(flat(weight), flat(master), flat(m), flat(v), flat(grad), squares, lr, step,
-                             guard, beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset);
+                             guard, {}, beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset);
     quantize_reference<T, Q>(out, transposed, amax, saturated, weight, scale);
 }
 
@@ -43,7 +43,7 @@ void adamw_quantize_cpu(View<Q, 2> out, View<Q, 2> transposed, View<float, 1> am
     const int64_t C = weight.shape[1];
     const bool skipped = is_skipped(squares(0), guard.data);
     const auto k =
-        coefficients<float>(squares(0), lr(0), step(0), beta1, beta2, eps, weight_decay, grad_clip);
+        coefficients<float>(squares(0), lr(0), step(0), nullptr, beta1, beta2, eps, weight_decay, grad_clip);
     const bool random = (narrow<T> && !master) || narrow<M>;
     const auto update = master ? adamw_chunk<true, T, G, M> : adamw_chunk<false, T, G, M>;
     const auto rows = [&](int64_t n, int64_t count, T*) {
@@ -73,7 +73,7 @@ void adamw_quantize_naive(View<Q, 2> out, View<Q, 2> transposed, View<float, 1> 
     const int64_t K = weight.shape[0], C = weight.shape[1];
     const Grid grid(blocks_for(K * C, context.threads), context.threads, context.stream);
     launch(grid, adamw_naive_kernel<T, G, M>, weight.data, master.data, m.data, v.data, grad.data,
-           squares.data, lr.data, step.data, guard.data,
+           squares.data, lr.data, step.data, guard.data, nullptr,
            settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset), K * C);
     launch(grid, quantize_naive_kernel<T, Q>, data_of<Q>({out, transposed, amax, saturated}, K, C),
            weight.data, scale.data);
@@ -148,9 +148,9 @@ __global__ void __launch_bounds__(quantize_threads)
     static_assert(sizeof(Factors) <= sizeof(QuantizeShared));
     Factors& shared = *reinterpret_cast<Factors*>(&shared_memory<QuantizeShared>());
     if (threadIdx.x == 0)
-        shared =
-            factors_of(settings, device_coefficients(settings, *update.squares, *update.lr, *update.step),
-                       is_skipped(*update.squares, update.guard));
+        shared = factors_of(settings,
+                            device_coefficients(settings, *update.squares, *update.lr, *update.step, nullptr),
+                            is_skipped(*update.squares, update.guard));
     __syncthreads();
     const Factors factors = shared;
     __syncthreads();

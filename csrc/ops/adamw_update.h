@@ -19,15 +19,17 @@ struct Coefficients {
     A clip, lr, eps, decay;
 };
 
+// scale: of the gradients, null for 1.
 template <class A>
-Coefficients<A> coefficients(double squares, A lr, int32_t step, double beta1, double beta2, double eps,
-                             double weight_decay, double grad_clip) {
-    const A norm = A(std::sqrt(squares));
+Coefficients<A> coefficients(double squares, A lr, int32_t step, const A* scale, double beta1, double beta2,
+                             double eps, double weight_decay, double grad_clip) {
+    const double part = scale ? 1 / double(*scale) : 1;
+    const A norm = A(std::sqrt(squares) * part);
     const double ratio = grad_clip > 0 ? grad_clip / (double(norm) + 1e-6) : 1.0;
     const double clip = ratio >= 1 ? 1 : ratio;  // NaN, too: the gradients are no better than their norm
     const double bias1 = 1 / (1 - std::pow(beta1, step)), bias2 = 1 / (1 - std::pow(beta2, step));
-    return {A(beta1), A(1 - beta1), A(beta2), A(1 - beta2), A(bias1),
-            A(bias2), A(clip),      lr,       A(eps),       A(weight_decay)};
+    return {A(beta1), A(1 - beta1),   A(beta2), A(1 - beta2), A(bias1),
+            A(bias2), A(clip * part), lr,       A(eps),       A(weight_decay)};
 }
 
 // Updates the moments, returns the new weight.
@@ -61,19 +63,20 @@ __host__ __device__ inline void store_stochastic(bf16* p, float value, uint32_t 
     p->bits = static_cast<uint16_t>(round_stochastic(value, random));
 }
 template <class T>
-__host__ __device__ inline void store_stochastic(T* p, T value, uint32_t) {
-    *p = value;
+__host__ __device__ inline void store_stochastic(T* p, arithmetic<T> value, uint32_t) {
+    *p = T(value);
 }
 
 template <class T, class G, class M>
 void adamw_reference(View<T, 1> weight, View<arithmetic<T>, 1> master, View<M, 1> m, View<M, 1> v,
                      View<const G, 1> grad, View<const double, 1> squares, View<const arithmetic<T>, 1> lr,
-                     View<const int32_t, 1> step, View<const double, 1> guard, double beta1, double beta2,
-                     double eps, double weight_decay, double grad_clip, int64_t seed, int64_t stream,
-                     int64_t offset) {
+                     View<const int32_t, 1> step, View<const double, 1> guard,
+                     View<const arithmetic<T>, 1> scale, double beta1, double beta2, double eps,
+                     double weight_decay, double grad_clip, int64_t seed, int64_t stream, int64_t offset) {
     using A = arithmetic<T>;
     if (is_skipped(squares(0), guard.data)) return;
-    const auto k = coefficients<A>(squares(0), lr(0), step(0), beta1, beta2, eps, weight_decay, grad_clip);
+    const auto k =
+        coefficients<A>(squares(0), lr(0), step(0), scale.data, beta1, beta2, eps, weight_decay, grad_clip);
     for (int64_t p = 0; p < weight.shape[0]; p++) {
         const int64_t element = offset + p;
         const Philox block = random_block(static_cast<uint64_t>(seed), static_cast<uint32_t>(step(0)),
@@ -181,22 +184,30 @@ inline Settings settings_of(double beta1, double beta2, double eps, double weigh
 
 // 1 - beta^step by expm1: the difference itself would lose the digits that count while step is small.
 __device__ inline Coefficients<float> device_coefficients(const Settings& s, double squares, float lr,
-                                                          int32_t step) {
-    const float t = static_cast<float>(step), norm = static_cast<float>(sqrt(squares));
+                                                          int32_t step, const float* scale) {
+    const float part = scale ? 1 / *scale : 1.0f;
+    const float t = static_cast<float>(step), norm = static_cast<float>(sqrt(squares)) * part;
     const float ratio = s.grad_clip > 0 ? s.grad_clip / (norm + 1e-6f) : 1.0f;
     const float clip = ratio >= 1 ? 1 : ratio;
-    return {
-        s.beta1, s.rest1, s.beta2, s.rest2, -1.0f / expm1f(t * s.log_beta1), -1.0f / expm1f(t * s.log_beta2),
-        clip,    lr,      s.eps,   s.decay};
+    return {s.beta1,
+            s.rest1,
+            s.beta2,
+            s.rest2,
+            -1.0f / expm1f(t * s.log_beta1),
+            -1.0f / expm1f(t * s.log_beta2),
+            clip * part,
+            lr,
+            s.eps,
+            s.decay};
 }
 
 template <class T, class G, class M>
 __global__ void adamw_naive_kernel(T* weight, float* master, M* m, M* v, const G* grad, const double* squares,
                                    const float* lr, const int32_t* step, const double* guard,
-                                   Settings settings, int64_t P) {
+                                   const float* scale, Settings settings, int64_t P) {
     const int64_t p = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (p >= P || is_skipped(*squares, guard)) return;
-    const Coefficients<float> k = device_coefficients(settings, *squares, *lr, *step);
+    const Coefficients<float> k = device_coefficients(settings, *squares, *lr, *step, scale);
     const uint32_t now = static_cast<uint32_t>(*step);
     const float g = float(grad[p]) * k.clip, old = master ? master[p] : float(weight[p]);
     const float mean = k.beta1 * float(m[p]) + k.rest1 * g,
@@ -231,41 +242,41 @@ constexpr int bound_threads = run == 8 ? 384 : 256;
 template <int run>
 constexpr int bound_blocks = run == 8 ? 3 : 4;
 
-// x[first] begins a run of X as 128 bits, 64 for four bf16, twice 128 for eight f32.
+// x[first] begins a run of X as 128 bits, 64 for four of 16 bits, twice 128 for eight f32.
 template <int run, class X>
 __device__ inline void load_run(const X* x, float* values) {
     if constexpr (run == 4 && sizeof(X) == 2) {
         const uint2 bits = *reinterpret_cast<const uint2*>(x);
         float wide[8];
-        unpack(make_uint4(bits.x, bits.y, 0, 0), wide);
+        unpack<X>(make_uint4(bits.x, bits.y, 0, 0), wide);
         for (int k = 0; k < 4; k++) values[k] = wide[k];
     } else {
         for (int first = 0; first < run; first += vector_size<X>) {
             float part[vector_size<X>];
-            unpack(load128(x + first), part);
+            unpack<X>(load128(x + first), part);
             for (int k = 0; k < vector_size<X>; k++) values[first + k] = part[k];
         }
     }
 }
 
-// Two bf16 of floats: rounded to nearest, or, where `cut`, their upper halves.
-template <bool cut>
-__device__ inline uint32_t two_bf16(float low, float high) {
+// Two X of floats: rounded to nearest, or, where `cut`, their upper halves.
+template <bool cut, class X>
+__device__ inline uint32_t two_of(float low, float high) {
     if constexpr (cut)
         return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
     else
-        return bf16_pair(low, high);
+        return pair_bits<X>(low, high);
 }
 template <bool cut, int run, class X>
 __device__ inline void store_run(X* x, const float* v) {
     if constexpr (sizeof(X) == 4) {
         for (int k = 0; k < run; k += 4) {
             const float part[4] = {v[k], v[k + 1], v[k + 2], v[k + 3]};
-            store128(x + k, pack(part));
+            store128(x + k, pack<float>(part));
         }
     } else {
         uint32_t two[run / 2];
-        for (int k = 0; k < run / 2; k++) two[k] = two_bf16<cut>(v[2 * k], v[2 * k + 1]);
+        for (int k = 0; k < run / 2; k++) two[k] = two_of<cut, X>(v[2 * k], v[2 * k + 1]);
         if constexpr (run == 4)
             store_vector(reinterpret_cast<uint2*>(x), make_uint2(two[0], two[1]));
         else
@@ -365,7 +376,7 @@ template <bool has_master, bool whole, int run, class T, class M>
 __device__ inline void update_unit(T* weight, float* master, M* m, M* v, const Settings& s, const Factors& k,
                                    uint32_t now, const Place<run>& at, float (&w)[unit],
                                    const float (&g)[unit], float (&mean)[unit], float (&square)[unit]) {
-    constexpr bool random_weight = !has_master && narrow<T>, random_moments = narrow<M>;
+    constexpr bool random_weight = !has_master && std::is_same_v<T, bf16>, random_moments = narrow<M>;
     float sum = 0;
     for (int e = 0; e < unit; e++) {
         const float scaled = g[e] * k.grad;
@@ -409,8 +420,8 @@ __device__ inline void update_unit(T* weight, float* master, M* m, M* v, const S
 // into LDS.
 template <bool has_master, bool whole, int run, class T, class G, class M>
 __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, const double* squares,
-                           const float* lr, const int32_t* step, const double* guard, const Settings& s,
-                           const Place<run>& at) {
+                           const float* lr, const int32_t* step, const double* guard, const float* scale,
+                           const Settings& s, const Place<run>& at) {
     float w[unit], g[unit], mean[unit], square[unit];
     const auto load = [&] {
         if constexpr (has_master)
@@ -425,7 +436,8 @@ __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, 
     if constexpr (whole) load();
     Factors& shared = shared_memory<Factors>();
     if (threadIdx.x == 0)
-        shared = factors_of(s, device_coefficients(s, *squares, *lr, *step), is_skipped(*squares, guard));
+        shared =
+            factors_of(s, device_coefficients(s, *squares, *lr, *step, scale), is_skipped(*squares, guard));
     const uint32_t now = static_cast<uint32_t>(*step);
     __syncthreads();
     if constexpr (!whole) {

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(block_threads)
 #pragma unroll
         for (int k = 0; k < loads; k++) {
             float values[size];
-            unpack(bits[k], values);
+            unpack<T>(bits[k], values);
             for (int i = 0; i < size; i++) {
                 const int64_t v = begin + k * step + i;
                 // A thread's columns come in order.
@@ -142,14 +142,14 @@ void argmax_vectorized(View<int32_t, 1> out, View<const T, 2> x, LaunchContext c
 constexpr Constraints places_fit{"V at most 2^30", [](const Call& c) { return c["V"] <= 1 << 30; }};
 
 Operation argmax(
-    "argmax<T: f32 bf16 f64>(out: i32[N]; x: T[N,V] strided) rows(N) empty(N)"
+    "argmax<T: f32 bf16 fp16 f64>(out: i32[N]; x: T[N,V] strided) rows(N) empty(N)"
     " test(N=3, V=4096) test(N=2, V=5003) test(N=1, V=40000)",
     "the column of each row's largest element, the first of equals",
     {{"cpu", "rows over threads, runs of columns by vector lanes",
       instantiations<LLAMAC_FLOATS(argmax_cpu)>()},
-     {"vectorized", "one block per row, 128-bit accesses", instantiations<LLAMAC_FLOATS(argmax_vectorized)>(),
-      places_fit, blocks_of(block_threads, 256, 512)},
-     {"naive", "one thread per row", instantiations<LLAMAC_FLOATS(argmax_naive)>()},
+     {"vectorized", "one block per row, 128-bit accesses",
+      instantiations<LLAMAC_KERNELS(argmax_vectorized)>(), places_fit, blocks_of(block_threads, 256, 512)},
+     {"naive", "one thread per row", instantiations<LLAMAC_KERNELS(argmax_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(argmax_reference), argmax_reference<double>>()}});
 

@@ -106,13 +106,13 @@ __global__ void __launch_bounds__(block_threads)
 #pragma unroll
     for (int r = 0; r < rows; r++) own[r] = load_part<whole>(x + (first + r) * K, k, first + r < N ? K : 0);
     float b[size];
-    unpack(load_part<whole>(bias, k, K), b);
+    unpack<T>(load_part<whole>(bias, k, K), b);
 #pragma unroll
     for (int r = 0; r < rows; r++) {
         float a[size];
-        unpack(own[r], a);
+        unpack<T>(own[r], a);
         for (int i = 0; i < size; i++) a[i] += b[i];
-        store_part<whole>(out + (first + r) * K, k, first + r < N ? K : 0, pack(a));
+        store_part<whole>(out + (first + r) * K, k, first + r < N ? K : 0, pack<T>(a));
     }
 }
 
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(block_threads)
     const auto load = [=](int64_t n) { return load_part<whole>(dout + n * K, k, K); };
     const auto add = [&sum](uint4 bits) {
         float a[size];
-        unpack(bits, a);
+        unpack<T>(bits, a);
         for (int j = 0; j < size; j++) sum[j] += a[j];
     };
     int64_t n = k < K ? begin + threadIdx.y : end;
@@ -219,31 +219,31 @@ void bias_backward_vectorized(View<G, 1> dbias, View<const T, 2> dout, bool accu
 }
 
 Operation bias_forward(
-    "bias_forward<T: f32 bf16 f64>(out: T[N,K] may_share(x); x: T[N,K], bias: T[K]) rows(N) empty(N)"
+    "bias_forward<T: f32 bf16 fp16 f64>(out: T[N,K] may_share(x); x: T[N,K], bias: T[K]) rows(N) empty(N)"
     " derivative bias_backward(dbias: grad bias; dout: grad out) grad x = grad out",
     "out = x + bias",
     {{"cpu", "rows over threads, vector lanes over columns",
       instantiations<LLAMAC_FLOATS(bias_forward_cpu)>()},
      {"vectorized", "four rows per thread share the bias, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(bias_forward_vectorized)>(), few_vectors,
+      instantiations<LLAMAC_KERNELS(bias_forward_vectorized)>(), few_vectors,
       blocks_of(256, 128, block_threads)},
-     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(bias_forward_naive)>()},
+     {"naive", "one thread per element", instantiations<LLAMAC_KERNELS(bias_forward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(bias_forward_reference), bias_forward_reference<double>>()}},
     [](const Call& c) { return 1.0 * c["N"] * c["K"]; });
 
 Operation bias_backward(
-    "bias_backward<T: f32 bf16 f64, G: f32 bf16 f64>"
+    "bias_backward<T: f32 bf16 fp16 f64, G: f32 bf16 f64>"
     "(dbias: G[K] adds_if(accumulate); dout: T[N,K]; accumulate: bool) rows(N) empty(N)",
     "gradient of bias_forward's bias: the sums of dout's columns",
     {{"cpu", "blocks of rows over threads",
       instantiations<LLAMAC_FLOATS(bias_backward_cpu, float), bias_backward_cpu<bf16, bf16>>()},
      {"vectorized", "stretches of rows, 128-bit accesses, one partial row per stretch",
-      instantiations<LLAMAC_FLOATS(bias_backward_vectorized, float), bias_backward_vectorized<bf16, bf16>>(),
+      instantiations<LLAMAC_KERNELS(bias_backward_vectorized, float), bias_backward_vectorized<bf16, bf16>>(),
       nullptr, blocks_of(256, 128, block_threads),
       [](const Call& c) { return int64_t{backward_shape(c).blocks.y} * c["K"] * 4; }},
      {"naive", "one thread per column",
-      instantiations<LLAMAC_FLOATS(bias_backward_naive, float), bias_backward_naive<bf16, bf16>>()},
+      instantiations<LLAMAC_KERNELS(bias_backward_naive, float), bias_backward_naive<bf16, bf16>>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(bias_backward_reference, float), bias_backward_reference<bf16, bf16>,
                      bias_backward_reference<double, double>>()}},

@@ -63,16 +63,16 @@ __global__ void __launch_bounds__(block_threads)
 #pragma unroll
     for (int begin = 0; begin < elements_per_thread; begin += vector_size<G>) {
         float part[vector_size<G>];
-        unpack(load_part<whole>(x, p + begin, P), part);
+        unpack<G>(load_part<whole>(x, p + begin, P), part);
         for (int i = 0; i < vector_size<G>; i++) values[begin + i] = part[i];
     }
 #pragma unroll
     for (int begin = 0; begin < elements_per_thread; begin += vector_size<T>) {
         float part[vector_size<T>] = {};
-        if (accumulate) unpack(load_part<whole>(out, p + begin, P), part);
+        if (accumulate) unpack<T>(load_part<whole>(out, p + begin, P), part);
         for (int i = 0; i < vector_size<T>; i++)
             part[i] = accumulate ? part[i] + values[begin + i] : values[begin + i];
-        store_part<whole>(out, p + begin, P, pack(part));
+        store_part<whole>(out, p + begin, P, pack<T>(part));
     }
 }
 
@@ -87,19 +87,22 @@ void convert_vectorized(View<T, 1> out, View<const G, 1> x, bool accumulate, Lau
 }
 
 Operation convert(
-    "convert<T: f32 bf16 f64, G: f32 bf16 f64>"
+    "convert<T: f32 bf16 fp16 f64, G: f32 bf16 fp16 f64>"
     "(out: T[P] adds_if(accumulate); x: G[P]; accumulate: bool) empty(P)",
     "out += x of another type",
     {{"cpu", "threads and vector lanes",
-      instantiations<LLAMAC_FLOATS(convert_cpu, float), LLAMAC_FLOATS(convert_cpu, bf16)>()},
+      instantiations<LLAMAC_FLOATS(convert_cpu, float), LLAMAC_FLOATS(convert_cpu, bf16),
+                     convert_cpu<float, fp16>>()},
      {"vectorized", "eight elements per thread, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(convert_vectorized, float), LLAMAC_FLOATS(convert_vectorized, bf16)>(),
+      instantiations<LLAMAC_KERNELS(convert_vectorized, float), LLAMAC_KERNELS(convert_vectorized, bf16),
+                     convert_vectorized<float, fp16>>(),
       nullptr, blocks_of(256, 128, block_threads)},
      {"naive", "one thread per element",
-      instantiations<LLAMAC_FLOATS(convert_naive, float), LLAMAC_FLOATS(convert_naive, bf16)>()},
+      instantiations<LLAMAC_KERNELS(convert_naive, float), LLAMAC_KERNELS(convert_naive, bf16),
+                     convert_naive<float, fp16>>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(convert_reference, float), LLAMAC_FLOATS(convert_reference, bf16),
-                     convert_reference<double, double>>()}},
+                     convert_reference<float, fp16>, convert_reference<double, double>>()}},
     [](const Call& c) { return 1.0 * c["P"]; });
 
 }  // namespace

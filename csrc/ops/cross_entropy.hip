@@ -175,13 +175,17 @@ template <>
 struct MinusInfinity<bf16> {
     static constexpr uint32_t bits = 0xff80ff80u;
 };
+template <>
+struct MinusInfinity<fp16> {
+    static constexpr uint32_t bits = 0xfc00fc00u;
+};
 template <class T>
 __device__ uint4 masked(uint4 bits, int j, int vectors) {
     constexpr uint32_t none = MinusInfinity<T>::bits;
     return j < vectors ? bits : make_uint4(none, none, none, none);
 }
 
-// Narrow results have 8 bits or fewer: the quick exponential loses nothing.
+// Narrow results have 11 bits or fewer: the quick exponential loses nothing.
 template <class T>
 __device__ float exponential(float x) {
     if constexpr (narrow<T>)
@@ -197,7 +201,7 @@ struct Softmax {
 template <class T>
 __device__ void add(Softmax& s, uint4 bits) {
     float x[vector_size<T>];
-    unpack(bits, x);
+    unpack<T>(bits, x);
     float largest = s.largest;
     for (const float value : x) largest = fmaxf(largest, value);
     s.sum *= exponential<T>(s.largest - largest);
@@ -223,9 +227,9 @@ __device__ Softmax block_softmax(Softmax own, SoftmaxShared& shared) {
 template <class T>
 __device__ uint4 gradient(uint4 bits, float largest, float scale) {
     float x[vector_size<T>];
-    unpack(bits, x);
+    unpack<T>(bits, x);
     for (float& value : x) value = exponential<T>(value - largest) * scale;
-    return pack(x);
+    return pack<T>(x);
 }
 
 // The end of a row, behind a barrier: its loss, and the target's gradient over that of the loop.
@@ -501,7 +505,7 @@ void cross_entropy_on_chip(View<float, 1> losses, View<T, 2> dlogits, View<float
 }
 
 Operation cross_entropy(
-    "cross_entropy<T: f32 bf16 f64, A: arithmetic(T)>"
+    "cross_entropy<T: f32 bf16 fp16 f64, A: arithmetic(T)>"
     "(losses: A[N], dlogits?: T[N,V] strided may_share(logits), mean?: A[] mean, num_valid?: A[];"
     " logits: T[N,V] strided, targets: i32[N] strided <V except(ignore_index), dlosses?: A[N] strided;"
     " dloss: float {0.25, 1}, ignore_index: int {-100, 0, 5}) rows(N) empty(N)"
@@ -510,11 +514,11 @@ Operation cross_entropy(
     {{"cpu", "rows over threads, three passes over a cached row",
       instantiations<LLAMAC_FLOATS(cross_entropy_cpu)>()},
      {"on_chip", "one block per row, which stays in registers and LDS, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(cross_entropy_on_chip)>(), row_fits, blocks_of(1024, 128, 64)},
+      instantiations<LLAMAC_KERNELS(cross_entropy_on_chip)>(), row_fits, blocks_of(1024, 128, 64)},
      {"vectorized", "one block per row, sum and maximum in one pass, gradient in a second, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(cross_entropy_vectorized)>(), rows_have_vectors,
+      instantiations<LLAMAC_KERNELS(cross_entropy_vectorized)>(), rows_have_vectors,
       blocks_of(512, 1024, 256)},
-     {"naive", "one thread per row", instantiations<LLAMAC_FLOATS(cross_entropy_naive)>()},
+     {"naive", "one thread per row", instantiations<LLAMAC_KERNELS(cross_entropy_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(cross_entropy_reference), cross_entropy_reference<double>>()}},
     [](const Call& c) { return 6.0 * c["N"] * c["V"]; });

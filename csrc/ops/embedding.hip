@@ -205,10 +205,10 @@ __global__ void __launch_bounds__(copy_threads)
 #pragma unroll
         for (int i = 0; i < forward_rows; i++) {
             float a[vector_size<T>], b[vector_size<T>];
-            unpack(row[i], a);
-            unpack(added[i], b);
+            unpack<T>(row[i], a);
+            unpack<T>(added[i], b);
             for (int e = 0; e < vector_size<T>; e++) a[e] += b[e];
-            row[i] = pack(a);
+            row[i] = pack<T>(a);
         }
     }
 #pragma unroll
@@ -320,7 +320,7 @@ __device__ void add_rows(float (&sum)[vector_size<T>], const T* dout, const int*
 #pragma unroll
         for (int i = 0; i < rows_ahead; i++) {
             float x[vector_size<T>];
-            unpack(row[i], x);
+            unpack<T>(row[i], x);
             row[i] = load(done + rows_ahead + i);
             for (int e = 0; e < vector_size<T>; e++) sum[e] += x[e];
         }
@@ -335,9 +335,9 @@ __device__ void store_sum(G* dweight, const float (&sum)[elements], int64_t c, i
 #pragma unroll
     for (int part = 0; part < elements; part += size) {
         float x[size] = {};
-        if (accumulate) unpack(load_part<whole>(dweight, c + part, C), x);
+        if (accumulate) unpack<G>(load_part<whole>(dweight, c + part, C), x);
         for (int e = 0; e < size; e++) x[e] += sum[part + e];
-        store_part<whole>(dweight, c + part, C, pack(x));
+        store_part<whole>(dweight, c + part, C, pack<G>(x));
     }
 }
 
@@ -414,7 +414,7 @@ double embedding_forward_bytes(const Call& c) {
 }
 
 Operation embedding_forward(
-    "embedding_forward<T: f32 bf16 f64>"
+    "embedding_forward<T: f32 bf16 fp16 f64>"
     "(out: T[N,C]; tokens: i32[N] <V, weight: T[V,C], positions?: T[M,C], place?: i32[N] <M with(positions))"
     " rows(N) empty(N) test(N=9, V=40, C=4096, M=5)"
     " derivative embedding_backward(dweight: grad weight; dout: grad out, tokens)"
@@ -422,8 +422,8 @@ Operation embedding_forward(
     "out = weight[tokens] + positions[place]",
     {{"cpu", "rows over threads", instantiations<LLAMAC_FLOATS(embedding_forward_cpu)>()},
      {"vectorized", "rows in 128-bit accesses, several in flight",
-      instantiations<LLAMAC_FLOATS(embedding_forward_vectorized)>(), nullptr, block_sizes},
-     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(embedding_forward_naive)>(), nullptr,
+      instantiations<LLAMAC_KERNELS(embedding_forward_vectorized)>(), nullptr, block_sizes},
+     {"naive", "one thread per element", instantiations<LLAMAC_KERNELS(embedding_forward_naive)>(), nullptr,
       block_sizes},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(embedding_forward_reference), embedding_forward_reference<double>>()}},
@@ -431,7 +431,7 @@ Operation embedding_forward(
     embedding_forward_bytes);
 
 Operation embedding_backward(
-    "embedding_backward<T: f32 bf16 f64, G: f32 bf16 f64>"
+    "embedding_backward<T: f32 bf16 fp16 f64, G: f32 bf16 f64>"
     "(dweight: G[V,C] adds_if(accumulate); dout: T[N,C], tokens: i32[N] <V; accumulate: "
     "bool)"
     " rows(N) empty(N) test(N=9, V=40, C=4096)",
@@ -439,11 +439,11 @@ Operation embedding_backward(
     {{"cpu", "tokens sorted, vocabulary over threads",
       instantiations<LLAMAC_FLOATS(embedding_backward_cpu, float), embedding_backward_cpu<bf16, bf16>>()},
      {"sorted", "positions sorted by token, each row of the table written once in 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(embedding_backward_sorted, float),
+      instantiations<LLAMAC_KERNELS(embedding_backward_sorted, float),
                      embedding_backward_sorted<bf16, bf16>>(),
       positions_fit, block_sizes, backward_workspace},
      {"naive", "one block per row of the table looks at all tokens",
-      instantiations<LLAMAC_FLOATS(embedding_backward_naive, float), embedding_backward_naive<bf16, bf16>>(),
+      instantiations<LLAMAC_KERNELS(embedding_backward_naive, float), embedding_backward_naive<bf16, bf16>>(),
       sums_fit, block_sizes},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(embedding_backward_reference, float),

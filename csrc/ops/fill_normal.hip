@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(block_threads)
     for (int begin = 0; begin < elements_per_thread; begin += vector_size<T>) {
         float part[vector_size<T>];
         for (int i = 0; i < vector_size<T>; i++) part[i] = values[begin + i];
-        store_part<whole>(out, p + begin, P, pack(part));
+        store_part<whole>(out, p + begin, P, pack<T>(part));
     }
 }
 
@@ -108,15 +108,15 @@ bool begins_with_block(const Call& c) {
 }
 
 Operation fill_normal(
-    "fill_normal<T: f32 bf16 f64>"
+    "fill_normal<T: f32 bf16 fp16 f64>"
     "(out: T[P]; ; deviation: float {0.02, 1}, seed: int {42, 1e12}, stream: int {4},"
     " offset: int = 0 {0, 17179867136, 3}) empty(P)",
     "out = normal numbers of a stream, from element `offset` on",
     {{"cpu", "blocks of four elements over threads", instantiations<LLAMAC_FLOATS(fill_normal_cpu)>()},
      {"vectorized", "eight elements per thread, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(fill_normal_vectorized)>(),
+      instantiations<LLAMAC_KERNELS(fill_normal_vectorized)>(),
       Constraints{"an offset that is a multiple of 4", begins_with_block}, blocks_of(block_threads, 128)},
-     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(fill_normal_naive)>()},
+     {"naive", "one thread per element", instantiations<LLAMAC_KERNELS(fill_normal_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(fill_normal_reference), fill_normal_reference<double>>()}},
     [](const Call& c) { return 48.0 * c["P"]; });

@@ -218,7 +218,7 @@ __device__ Share<float> share(float v) {
 // v = x + bias of one vector.
 template <class T, int size>
 __device__ void unpack_sum(uint4 x, const float (&bias)[size], float (&v)[size]) {
-    unpack(x, v);
+    unpack<T>(x, v);
     for (int i = 0; i < size; i++) v[i] += bias[i];
 }
 
@@ -238,14 +238,14 @@ __global__ void __launch_bounds__(block_threads, 2)
         own[r] = load_part<whole>(x + n * F, f, n < N ? F : 0);
     }
     float b[size] = {};
-    if (bias) unpack(load_part<whole>(bias, f, F), b);
+    if (bias) unpack<T>(load_part<whole>(bias, f, F), b);
 #pragma unroll
     for (int r = 0; r < rows; r++) {
         const int64_t n = first + r * blockDim.y;
         float v[size];
         unpack_sum<T>(own[r], b, v);
         for (int i = 0; i < size; i++) v[i] *= share<T, tanh>(v[i]).value;
-        store_part<whole>(out + n * F, f, n < N ? F : 0, pack(v));
+        store_part<whole>(out + n * F, f, n < N ? F : 0, pack<T>(v));
     }
 }
 
@@ -267,20 +267,20 @@ __global__ void __launch_bounds__(block_threads, 2)
         douts[r] = load_part<whole>(dout + n * F, f, end);
     }
     float b[size] = {};
-    if (bias) unpack(load_part<whole>(bias, f, F), b);
+    if (bias) unpack<T>(load_part<whole>(bias, f, F), b);
 #pragma unroll
     for (int r = 0; r < rows; r++) {
         const int64_t n = first + r * blockDim.y, end = n < N ? F : 0;
         float v[size], d[size];
         unpack_sum<T>(own[r], b, v);
-        unpack(douts[r], d);
+        unpack<T>(douts[r], d);
         for (int i = 0; i < size; i++) {
             const Share<float> p = share<T, tanh>(v[i]);
             d[i] *= p.value + p.slope;
             v[i] *= p.value;
         }
-        store_part<whole>(dx + n * F, f, end, pack(d));
-        if (out) store_part<whole>(out + n * F, f, end, pack(v));
+        store_part<whole>(dx + n * F, f, end, pack<T>(d));
+        if (out) store_part<whole>(out + n * F, f, end, pack<T>(v));
     }
 }
 
@@ -317,29 +317,30 @@ void gelu_backward_vectorized(View<T, 2> dx, View<T, 2> out, View<const T, 2> do
 }
 
 Operation gelu_forward(
-    "gelu_forward<T: f32 bf16 f64>(out: T[N,F]; x: T[N,F], bias?: T[F]; tanh: bool) rows(N) empty(N)"
+    "gelu_forward<T: f32 bf16 fp16 f64>(out: T[N,F]; x: T[N,F], bias?: T[F]; tanh: bool) rows(N) empty(N)"
     " derivative gelu_backward(dx: grad x; dout: grad out, x, bias; tanh)"
     " derivative bias_backward(dbias: grad bias; dout: grad x)",
     "out = gelu(x + bias)",
     {{"cpu", "rows over threads, vector lanes over columns",
       instantiations<LLAMAC_FLOATS(gelu_forward_cpu)>()},
      {"vectorized", "the loads of four rows per thread in flight, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(gelu_forward_vectorized)>(), nullptr, blocks_of(128, 256, block_threads)},
-     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(gelu_forward_naive)>()},
+      instantiations<LLAMAC_KERNELS(gelu_forward_vectorized)>(), nullptr, blocks_of(128, 256, block_threads)},
+     {"naive", "one thread per element", instantiations<LLAMAC_KERNELS(gelu_forward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(gelu_forward_reference), gelu_forward_reference<double>>()}},
     [](const Call& c) { return 8.0 * c["N"] * c["F"]; });
 
 Operation gelu_backward(
-    "gelu_backward<T: f32 bf16 f64>"
+    "gelu_backward<T: f32 bf16 fp16 f64>"
     "(dx: T[N,F] may_share(x, dout), out?: T[N,F] may_share(x, dout);"
     " dout: T[N,F], x: T[N,F], bias?: T[F]; tanh: bool) rows(N) empty(N)",
     "gradient of gelu_forward, and its result again",
     {{"cpu", "rows over threads, vector lanes over columns",
       instantiations<LLAMAC_FLOATS(gelu_backward_cpu)>()},
      {"vectorized", "the loads of two rows per thread in flight, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(gelu_backward_vectorized)>(), nullptr, blocks_of(128, 256, block_threads)},
-     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(gelu_backward_naive)>()},
+      instantiations<LLAMAC_KERNELS(gelu_backward_vectorized)>(), nullptr,
+      blocks_of(128, 256, block_threads)},
+     {"naive", "one thread per element", instantiations<LLAMAC_KERNELS(gelu_backward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(gelu_backward_reference), gelu_backward_reference<double>>()}},
     [](const Call& c) { return 16.0 * c["N"] * c["F"]; });

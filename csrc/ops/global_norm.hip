@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(block_threads)
     float sum[size] = {};
     const auto add = [&sum](uint4 bits) {
         float a[size];
-        unpack(bits, a);
+        unpack<T>(bits, a);
         for (int i = 0; i < size; i++) sum[i] += a[i] * a[i];
     };
     const int64_t vectors = whole ? P / size : (P + size - 1) / size, begin = blockIdx.x * chunk_vectors;
@@ -160,14 +160,14 @@ void global_norm_vectorized(View<double, 1> squares, View<const T, 1> x, bool ac
 }
 
 Operation global_norm(
-    "global_norm<T: f32 bf16 f64>"
+    "global_norm<T: f32 bf16 fp16 f64>"
     "(squares: f64[1] adds_if(accumulate); x: T[P]; accumulate: bool) empty(P)",
     "squares = sum of x^2, the square of the norm",
     {{"cpu", "fixed chunks over threads", instantiations<LLAMAC_FLOATS(global_norm_cpu)>()},
      {"vectorized", "one partial sum per block, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(global_norm_vectorized)>(), nullptr, blocks_of(512, 256, 1024),
+      instantiations<LLAMAC_KERNELS(global_norm_vectorized)>(), nullptr, blocks_of(512, 256, 1024),
       norm_workspace},
-     {"naive", "one block", instantiations<LLAMAC_FLOATS(global_norm_naive)>()},
+     {"naive", "one block", instantiations<LLAMAC_KERNELS(global_norm_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(global_norm_reference), global_norm_reference<double>>()}},
     [](const Call& c) { return 2.0 * c["P"]; });

@@ -340,16 +340,16 @@ __global__ void __launch_bounds__(forward_threads)
         kept[v] = load_part<whole>(x + row, c, width);
         if constexpr (residual_too) {
             float a[size], b[size];
-            unpack(kept[v], a);
-            unpack(load_part<whole>(residual + row, c, width), b);
+            unpack<T>(kept[v], a);
+            unpack<T>(load_part<whole>(residual + row, c, width), b);
             for (int i = 0; i < size; i++) a[i] += b[i];
-            kept[v] = pack(a);
+            kept[v] = pack<T>(a);
         }
     }
 #pragma unroll
     for (int v = 0; v < vectors; v++) {
         float a[size];
-        unpack(kept[v], a);
+        unpack<T>(kept[v], a);
         for (int i = 0; i < size; i++) total += a[i];
     }
     const float m = row_sum(total, shared.warps[0]) / static_cast<float>(C);
@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(forward_threads)
     for (int v = 0; v < vectors; v++) {
         const int64_t c = (int64_t{v} * blockDim.x + threadIdx.x) * size;
         float a[size];
-        unpack(kept[v], a);
+        unpack<T>(kept[v], a);
         for (int i = 0; i < size; i++) {
             const float d = (whole ? c : c + i) < C ? a[i] - m : 0.0f;
             squares += d * d;
@@ -371,11 +371,11 @@ __global__ void __launch_bounds__(forward_threads)
         const int64_t c = (int64_t{v} * blockDim.x + threadIdx.x) * size;
         if constexpr (residual_too) store_part<whole>(sum + row, c, width, kept[v]);
         float a[size], w[size], b[size];
-        unpack(kept[v], a);
-        unpack(load_part<whole>(weight, c, C), w);
-        unpack(load_part<whole>(bias, c, C), b);
+        unpack<T>(kept[v], a);
+        unpack<T>(load_part<whole>(weight, c, C), w);
+        unpack<T>(load_part<whole>(bias, c, C), b);
         for (int i = 0; i < size; i++) a[i] = scaled((a[i] - m) * r, w[i], b[i]);
-        store_part<whole>(out + row, c, width, pack(a));
+        store_part<whole>(out + row, c, width, pack<T>(a));
     }
     if (threadIdx.x == 0 && n < N) {
         mean[n] = m;
@@ -482,9 +482,9 @@ __global__ void __launch_bounds__(backward_threads)
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
             float a[size], d[size], b[size];
-            unpack(this_x[v], a);
-            unpack(this_dout[v], d);
-            unpack(w[v], b);
+            unpack<T>(this_x[v], a);
+            unpack<T>(this_dout[v], d);
+            unpack<T>(w[v], b);
             for (int i = 0; i < size; i++) {
                 const float xhat = (a[i] - m) * r, g = product(d[i], b[i]);
                 dweight[v][i] += d[i] * xhat;
@@ -494,9 +494,9 @@ __global__ void __launch_bounds__(backward_threads)
             for (int part = 0; part < size; part += 4) {
                 uint4& sum = own_sums[(v * size + part) / 4 * threads];
                 float s[4];
-                unpack(sum, s);
+                unpack<float>(sum, s);
                 for (int i = 0; i < 4; i++) s[i] += d[part + i];
-                sum = pack(s);
+                sum = pack<float>(s);
             }
         }
         sums = {warp_sum(sums.g), warp_sum(sums.gx)};
@@ -512,19 +512,19 @@ __global__ void __launch_bounds__(backward_threads)
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
             float a[size], d[size], b[size], p[size];
-            unpack(this_x[v], a);
-            unpack(this_dout[v], d);
-            unpack(w[v], b);
-            unpack(past[v], p);
+            unpack<T>(this_x[v], a);
+            unpack<T>(this_dout[v], d);
+            unpack<T>(w[v], b);
+            unpack<T>(past[v], p);
             for (int i = 0; i < size; i++) {
                 a[i] = (a[i] - m) * r;
                 p[i] += r * (product(d[i], b[i]) - mean_g - a[i] * mean_gx);
             }
-            store_part<whole>(dx + n * C, column[v], C, pack(p));
+            store_part<whole>(dx + n * C, column[v], C, pack<T>(p));
             if (!out) continue;
-            unpack(bias ? load_part<whole>(bias, column[v], C) : make_uint4(0, 0, 0, 0), d);
+            unpack<T>(bias ? load_part<whole>(bias, column[v], C) : make_uint4(0, 0, 0, 0), d);
             for (int i = 0; i < size; i++) a[i] = scaled(a[i], b[i], d[i]);
-            store_part<whole>(out + n * C, column[v], C, pack(a));
+            store_part<whole>(out + n * C, column[v], C, pack<T>(a));
         }
     }
     // partial's row: the sums of the block's rows y, whose threads' values lie in own_sums.
@@ -537,7 +537,7 @@ __global__ void __launch_bounds__(backward_threads)
                 float sum[4] = {};
                 for (unsigned y = 0; y < blockDim.y; y++) {
                     float s[4];
-                    unpack(own_sums[(v * size + part) / 4 * threads + y * blockDim.x], s);
+                    unpack<float>(own_sums[(v * size + part) / 4 * threads + y * blockDim.x], s);
                     for (int i = 0; i < 4; i++) sum[i] += s[i];
                 }
                 for (int i = 0; i < 4; i++)
@@ -549,8 +549,8 @@ __global__ void __launch_bounds__(backward_threads)
 #pragma unroll
     for (int v = 0; v < vectors; v++)
         for (int part = 0; part < size; part += 4)
-            own_sums[(v * size + part) / 4 * threads] =
-                pack({dweight[v][part], dweight[v][part + 1], dweight[v][part + 2], dweight[v][part + 3]});
+            own_sums[(v * size + part) / 4 * threads] = pack<float>(
+                {dweight[v][part], dweight[v][part + 1], dweight[v][part + 2], dweight[v][part + 3]});
     write_partial(partial);
 }
 
@@ -589,7 +589,7 @@ void layernorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<G, 1>
 }
 
 Operation layernorm_forward(
-    "layernorm_forward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "layernorm_forward<T: f32 bf16 fp16 f64, A: arithmetic(T)>"
     "(out: T[N,C], mean: A[N], rstd: A[N]; x: T[N,C], weight: T[C], bias: T[C]; eps: float {1e-5, 1e-6})"
     " rows(N) empty(N) test(N=3, C=2048) test(N=2, C=8192) test(N=2, C=16384)"
     " derivative layernorm_backward(dx: grad x, dweight: grad weight, dbias: grad bias;"
@@ -598,14 +598,14 @@ Operation layernorm_forward(
     {{"cpu", "rows over threads, vector lanes over columns",
       instantiations<LLAMAC_FLOATS(layernorm_forward_cpu)>()},
      {"vectorized", "one block per row, which stays in registers, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(layernorm_forward_vectorized)>(), forward_fits, blocks_of(128, 256, 512)},
-     {"naive", "one thread per row", instantiations<LLAMAC_FLOATS(layernorm_forward_naive)>()},
+      instantiations<LLAMAC_KERNELS(layernorm_forward_vectorized)>(), forward_fits, blocks_of(128, 256, 512)},
+     {"naive", "one thread per row", instantiations<LLAMAC_KERNELS(layernorm_forward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(layernorm_forward_reference), layernorm_forward_reference<double>>()}},
     [](const Call& c) { return 7.0 * c["N"] * c["C"]; });
 
 Operation residual_layernorm_forward(
-    "residual_layernorm_forward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "residual_layernorm_forward<T: f32 bf16 fp16 f64, A: arithmetic(T)>"
     "(sum: T[N,C] may_share(x, residual), out: T[N,C], mean: A[N], rstd: A[N];"
     " x: T[N,C], residual: T[N,C], weight: T[C], bias: T[C]; eps: float {1e-5, 1e-6}) rows(N) empty(N)"
     " test(N=3, C=2048) test(N=2, C=8192) test(N=2, C=16384)"
@@ -616,16 +616,16 @@ Operation residual_layernorm_forward(
     {{"cpu", "rows over threads, vector lanes over columns",
       instantiations<LLAMAC_FLOATS(residual_layernorm_forward_cpu)>()},
      {"vectorized", "one block per row, which stays in registers, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(residual_layernorm_forward_vectorized)>(), forward_fits,
+      instantiations<LLAMAC_KERNELS(residual_layernorm_forward_vectorized)>(), forward_fits,
       blocks_of(128, 256, 512)},
-     {"naive", "one thread per row", instantiations<LLAMAC_FLOATS(residual_layernorm_forward_naive)>()},
+     {"naive", "one thread per row", instantiations<LLAMAC_KERNELS(residual_layernorm_forward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(residual_layernorm_forward_reference),
                      residual_layernorm_forward_reference<double>>()}},
     [](const Call& c) { return 8.0 * c["N"] * c["C"]; });
 
 Operation layernorm_backward(
-    "layernorm_backward<T: f32 bf16 f64, A: arithmetic(T), G: f32 bf16 f64>"
+    "layernorm_backward<T: f32 bf16 fp16 f64, A: arithmetic(T), G: f32 bf16 f64>"
     "(dx: T[N,C] may_share(dresidual, dout), dweight: G[C] adds_if(accumulate),"
     " dbias: G[C] adds_if(accumulate), out?: T[N,C];"
     " dout: T[N,C], x: T[N,C], weight: T[C], bias?: T[C], mean: A[N], rstd: A[N], dresidual?: T[N,C];"
@@ -634,11 +634,12 @@ Operation layernorm_backward(
     {{"cpu", "rows over threads; dweight and dbias by blocks of rows",
       instantiations<LLAMAC_FLOATS(layernorm_backward_cpu, float), layernorm_backward_cpu<bf16, bf16>>()},
      {"vectorized", "rows in registers, 128-bit accesses, dweight and dbias as partial rows per block",
-      instantiations<LLAMAC_FLOATS(layernorm_backward_vectorized, float),
+      instantiations<LLAMAC_KERNELS(layernorm_backward_vectorized, float),
                      layernorm_backward_vectorized<bf16, bf16>>(),
       backward_fits, backward_block_sizes, backward_workspace},
      {"naive", "one thread per row, one thread per column for dweight and dbias",
-      instantiations<LLAMAC_FLOATS(layernorm_backward_naive, float), layernorm_backward_naive<bf16, bf16>>()},
+      instantiations<LLAMAC_KERNELS(layernorm_backward_naive, float),
+                     layernorm_backward_naive<bf16, bf16>>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(layernorm_backward_reference, float),
                      layernorm_backward_reference<bf16, bf16>,

@@ -16,11 +16,12 @@ struct AdamwCall {
     Required lr;  // A[1]
     Required step;  // i32[1]
     Tensor guard = {};  // f64[1]
+    Tensor scale = {};  // A[1]
     Real beta1, beta2, eps, weight_decay, grad_clip;
     Integer seed, stream, offset = 0;
 };
 inline void adamw(const Context& context, const AdamwCall& call) {
-    run_by_name<"adamw">(context, {call.weight, call.master, call.m, call.v, call.grad, call.squares, call.lr, call.step, call.guard}, {call.beta1, call.beta2, call.eps, call.weight_decay, call.grad_clip, call.seed, call.stream, call.offset});
+    run_by_name<"adamw">(context, {call.weight, call.master, call.m, call.v, call.grad, call.squares, call.lr, call.step, call.guard, call.scale}, {call.beta1, call.beta2, call.eps, call.weight_decay, call.grad_clip, call.seed, call.stream, call.offset});
 }
 
 // adamw, and fp8 of the new weight
@@ -462,6 +463,14 @@ inline void rope_forward(const Context& context, const RopeForwardCall& call) {
     run_by_name<"rope_forward">(context, {call.out, call.x, call.cis}, {call.interleaved});
 }
 
+// out = dloss * scale
+struct ScaleLossCall {
+    Required out, dloss, scale;  // f32[1]
+};
+inline void scale_loss(const Context& context, const ScaleLossCall& call) {
+    run_by_name<"scale_loss">(context, {call.out, call.dloss, call.scale}, {});
+}
+
 // out += scale * row_scale * x of another type
 struct ScaleRowsCall {
     Required out;  // T[K,C]
@@ -560,6 +569,17 @@ struct TokenPositionsCall {
 };
 inline void token_positions(const Context& context, const TokenPositionsCall& call) {
     run_by_name<"token_positions">(context, {call.out, call.first, call.begin, call.end}, {call.offset});
+}
+
+// the loss's scale and the number of AdamW's step after a step that may have been skipped
+struct UpdateLossScaleCall {
+    Required scale;  // f32[1]
+    Required counts;  // i32[2]
+    Required squares, guard;  // f64[1]
+    Integer interval;
+};
+inline void update_loss_scale(const Context& context, const UpdateLossScaleCall& call) {
+    run_by_name<"update_loss_scale">(context, {call.scale, call.counts, call.squares, call.guard}, {call.interval});
 }
 
 // scales of fp8 from the largest values, which begin anew

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(block_threads)
         for (int i = 0; i < 2; i++)
             cosine_sine(static_cast<double>(t) * quarters[i], turn[2 * i], turn[2 * i + 1]);
         for (float& part : turn) part *= attention_factor;
-        store_part<whole>(cis + t * 2 * half, 2 * j, 2 * half, pack(turn));
+        store_part<whole>(cis + t * 2 * half, 2 * j, 2 * half, pack<float>(turn));
     }
 }
 

@@ -302,7 +302,7 @@ __device__ inline void load_turn(const float* cis, int64_t t, const Place& p, fl
 #pragma unroll
     for (int i = 0; i < 2 * size; i += 4) {
         float four[4];
-        unpack(load128(from + i), four);
+        unpack<float>(load128(from + i), four);
         for (int j = 0; j < 4; j++) turn[i + j] = four[j];
     }
 }
@@ -327,12 +327,12 @@ __global__ void __launch_bounds__(block_threads)
     // out = r * (x * own_factor + other * other_factor), other being the other channels of the pairs.
     float own_factor[size], other_factor[size], squares[heads] = {};
     const uint4 w = load128(weight + p.lane * size);
-    unpack(w, own_factor);
+    unpack<T>(w, own_factor);
     if constexpr (turns) {
         const float side = p.is_second() ? 1.0f : -1.0f;
         float turn[2 * size] = {};
         if (inside) load_turn<size>(cis, t, p, turn);
-        unpack(shuffle_halves(w, lanes), other_factor);
+        unpack<T>(shuffle_halves(w, lanes), other_factor);
         for (int i = 0; i < size; i++) {
             own_factor[i] *= turn[2 * i];
             other_factor[i] *= side * turn[2 * i + 1];
@@ -341,7 +341,7 @@ __global__ void __launch_bounds__(block_threads)
 #pragma unroll
     for (int k = 0; k < heads; k++) {
         float v[size];
-        unpack(own[k], v);
+        unpack<T>(own[k], v);
         for (int i = 0; i < size; i++) squares[k] += v[i] * v[i];
     }
     add_lanes(squares, lanes);
@@ -350,13 +350,13 @@ __global__ void __launch_bounds__(block_threads)
         const unsigned h = p.group + k * groups;
         const float r = 1.0f / sqrtf(squares[k] / static_cast<float>(lanes * size) + eps);
         float v[size], other[size];
-        unpack(own[k], v);
-        if constexpr (turns) unpack(shuffle_halves(own[k], lanes), other);
+        unpack<T>(own[k], v);
+        if constexpr (turns) unpack<T>(shuffle_halves(own[k], lanes), other);
         for (int i = 0; i < size; i++)
             v[i] =
                 r * (turns ? rotated(v[i], other[i], own_factor[i], other_factor[i]) : v[i] * own_factor[i]);
         if (!inside || h >= NH) continue;
-        store128(out.at(b, t, h) + p.lane * size, pack(v));
+        store128(out.at(b, t, h) + p.lane * size, pack<T>(v));
         if (p.lane == 0) rstd[int64_t{p.position} * NH + h] = r;
     }
 }
@@ -396,17 +396,17 @@ __global__ void __launch_bounds__(block_threads, 2)
         if (turns && inside) load_turn<size>(cis, t, p, turn);
 #pragma unroll
         for (int k = 0; k < heads; k++) {
-            unpack(own_dout[k], g[k]);
-            unpack(own_x[k], xhat[k]);
+            unpack<T>(own_dout[k], g[k]);
+            unpack<T>(own_x[k], xhat[k]);
             if constexpr (turns) {
                 const float side = p.is_second() ? -1.0f : 1.0f;
                 float other[size];
-                unpack(shuffle_halves(own_dout[k], lanes), other);
+                unpack<T>(shuffle_halves(own_dout[k], lanes), other);
                 for (int i = 0; i < size; i++)
                     g[k][i] = rotated(g[k][i], other[i], turn[2 * i], side * turn[2 * i + 1]);
             }
             float v[size];
-            unpack(w, v);
+            unpack<T>(w, v);
             for (int i = 0; i < size; i++) {
                 xhat[k][i] *= r[k];
                 dweight[i] += g[k][i] * xhat[k][i];
@@ -419,7 +419,7 @@ __global__ void __launch_bounds__(block_threads, 2)
         for (int k = 0; k < heads; k++) {
             const unsigned h = p.group + k * groups;
             for (int i = 0; i < size; i++) g[k][i] = r[k] * (g[k][i] - xhat[k][i] * (dots[k] * scale));
-            if (inside && h < NH) store128(dx.at(b, t, h) + p.lane * size, pack(g[k]));
+            if (inside && h < NH) store128(dx.at(b, t, h) + p.lane * size, pack<T>(g[k]));
         }
     }
     // The heads of a warp, then the warps of the block.
@@ -493,7 +493,7 @@ void qk_norm_rope_backward_vectorized(View<T, 4> dx, View<G, 1> dweight, View<co
 }
 
 Operation qk_norm_rope_forward(
-    "qk_norm_rope_forward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "qk_norm_rope_forward<T: f32 bf16 fp16 f64, A: arithmetic(T)>"
     "(out: T[B,T,NH,HD] strided may_share(x), rstd: A[B,T,NH];"
     " x: T[B,T,NH,HD] strided, weight: T[HD], cis?: A[T,HD/2,2]; eps: float {1e-5, 1e-6}) empty(B, T)"
     " test(B=1, T=65, NH=5, HD=128)"
@@ -502,16 +502,16 @@ Operation qk_norm_rope_forward(
     "RMSNorm of every head, then RoPE where cis is given",
     {{"cpu", "positions over threads", instantiations<LLAMAC_FLOATS(qk_norm_rope_forward_cpu)>()},
      {"vectorized", "neighbouring lanes have whole heads, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(qk_norm_rope_forward_vectorized)>(), heads_fit,
+      instantiations<LLAMAC_KERNELS(qk_norm_rope_forward_vectorized)>(), heads_fit,
       blocks_of(128, 256, block_threads)},
-     {"naive", "one thread per head", instantiations<LLAMAC_FLOATS(qk_norm_rope_forward_naive)>()},
+     {"naive", "one thread per head", instantiations<LLAMAC_KERNELS(qk_norm_rope_forward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(qk_norm_rope_forward_reference),
                      qk_norm_rope_forward_reference<double>>()}},
     [](const Call& c) { return 7.0 * c["B"] * c["T"] * c["NH"] * c["HD"]; });
 
 Operation qk_norm_rope_backward(
-    "qk_norm_rope_backward<T: f32 bf16 f64, A: arithmetic(T), G: f32 bf16 f64>"
+    "qk_norm_rope_backward<T: f32 bf16 fp16 f64, A: arithmetic(T), G: f32 bf16 f64>"
     "(dx: T[B,T,NH,HD] strided may_share(dout), dweight: G[HD] adds_if(accumulate);"
     " dout: T[B,T,NH,HD] strided, x: T[B,T,NH,HD] strided, weight: T[HD], rstd: A[B,T,NH],"
     " cis?: A[T,HD/2,2]; accumulate: bool) empty(B, T) test(B=1, T=65, NH=5, HD=128)",
@@ -521,11 +521,11 @@ Operation qk_norm_rope_backward(
                      qk_norm_rope_backward_cpu<bf16, bf16>>()},
      {"vectorized",
       "neighbouring lanes have whole heads, 128-bit accesses, dweight as one partial row per block",
-      instantiations<LLAMAC_FLOATS(qk_norm_rope_backward_vectorized, float),
+      instantiations<LLAMAC_KERNELS(qk_norm_rope_backward_vectorized, float),
                      qk_norm_rope_backward_vectorized<bf16, bf16>>(),
       heads_fit, blocks_of(block_threads, 256, 128), backward_workspace},
      {"naive", "one thread per head, one thread per channel for dweight",
-      instantiations<LLAMAC_FLOATS(qk_norm_rope_backward_naive, float),
+      instantiations<LLAMAC_KERNELS(qk_norm_rope_backward_naive, float),
                      qk_norm_rope_backward_naive<bf16, bf16>>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(qk_norm_rope_backward_reference, float),

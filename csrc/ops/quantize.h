@@ -157,14 +157,14 @@ __device__ inline void unpack_eight(const Eight<T>& e, float (&values)[quantize_
 #pragma unroll
     for (int first = 0; first < quantize_columns; first += vector_size<T>) {
         float part[vector_size<T>];
-        unpack(e.bits[first / vector_size<T>], part);
+        unpack<T>(e.bits[first / vector_size<T>], part);
         for (int i = 0; i < vector_size<T>; i++) values[first + i] = part[i];
     }
 }
 // As if they had been stored.
 template <class T>
 __device__ inline void round_eight(float (&values)[quantize_columns]) {
-    if constexpr (narrow<T>) unpack(pack(values), values);
+    if constexpr (narrow<T>) unpack<T>(pack<T>(values), values);
 }
 
 // Four words of four bytes each, turned: word i of the result has byte i of each.

@@ -157,12 +157,12 @@ __global__ void __launch_bounds__(block_threads)
 #pragma unroll
         for (int k = 0; k < loads_per_thread; k++) {
             float d[size];
-            unpack(part[k], d);
+            unpack<T>(part[k], d);
             for (int i = 0; i < size; i++) sum[i] += d[i];
         }
     }
     const unsigned position = NKV.quotient(head), b = time.quotient(position);
-    store_part<whole>(dx.at(b, position - b * time.d, head - position * NKV.d), c, HD, pack(sum));
+    store_part<whole>(dx.at(b, position - b * time.d, head - position * NKV.d), c, HD, pack<T>(sum));
 }
 
 // Blocks and threads of the kernels above for `count` heads, heads_each a thread.
@@ -210,24 +210,24 @@ constexpr Constraints few_heads{"fewer than 2^31 heads",
                                 [](const Call& c) { return c["B"] * c["T"] < (int64_t{1} << 31) / c["NH"]; }};
 
 Operation repeat_kv_forward(
-    "repeat_kv_forward<T: f32 bf16 f64>"
+    "repeat_kv_forward<T: f32 bf16 fp16 f64>"
     "(out: T[B,T,NH,HD]; x: T[B,T,NKV,HD] strided)"
     " empty(B, T) multiple(NH, NKV) derivative repeat_kv_backward(dx: grad x; dout: grad out)",
     "every key/value head NH/NKV times",
     {{"vectorized", "stores in one run, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(repeat_kv_forward_vectorized)>(), few_heads, block_sizes},
-     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(repeat_kv_forward_naive)>()},
+      instantiations<LLAMAC_KERNELS(repeat_kv_forward_vectorized)>(), few_heads, block_sizes},
+     {"naive", "one thread per element", instantiations<LLAMAC_KERNELS(repeat_kv_forward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(repeat_kv_forward_reference), repeat_kv_forward_reference<double>>()}});
 
 Operation repeat_kv_backward(
-    "repeat_kv_backward<T: f32 bf16 f64>"
+    "repeat_kv_backward<T: f32 bf16 fp16 f64>"
     "(dx: T[B,T,NKV,HD] strided; dout: T[B,T,NH,HD])"
     " empty(B, T) multiple(NH, NKV)",
     "the gradients of a group's heads, added",
     {{"vectorized", "the loads of four heads in flight, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(repeat_kv_backward_vectorized)>(), few_heads, block_sizes},
-     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(repeat_kv_backward_naive)>()},
+      instantiations<LLAMAC_KERNELS(repeat_kv_backward_vectorized)>(), few_heads, block_sizes},
+     {"naive", "one thread per element", instantiations<LLAMAC_KERNELS(repeat_kv_backward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(repeat_kv_backward_reference), repeat_kv_backward_reference<double>>()}},
     [](const Call& c) { return 1.0 * c["B"] * c["T"] * c["NH"] * c["HD"]; });

@@ -70,7 +70,7 @@ void residual_rmsnorm_forward_vectorized(View<T, 2> sum, View<T, 2> out, View<fl
 }
 
 Operation residual_rmsnorm_forward(
-    "residual_rmsnorm_forward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "residual_rmsnorm_forward<T: f32 bf16 fp16 f64, A: arithmetic(T)>"
     "(sum: T[N,C] may_share(x, residual), out: T[N,C], rstd: A[N];"
     " x: T[N,C], residual: T[N,C], weight: T[C]; eps: float {1e-5, 1e-6}) rows(N) empty(N)"
     " test(N=3, C=2048) test(N=2, C=8192) test(N=2, C=16384)"
@@ -81,8 +81,8 @@ Operation residual_rmsnorm_forward(
     {{"cpu", "rows over threads, vector lanes over columns",
       instantiations<LLAMAC_FLOATS(residual_rmsnorm_forward_cpu)>()},
      {"vectorized", "one block per row, which stays in registers, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(residual_rmsnorm_forward_vectorized)>(), forward_fits, row_block_sizes},
-     {"naive", "one thread per row", instantiations<LLAMAC_FLOATS(residual_rmsnorm_forward_naive)>()},
+      instantiations<LLAMAC_KERNELS(residual_rmsnorm_forward_vectorized)>(), forward_fits, row_block_sizes},
+     {"naive", "one thread per row", instantiations<LLAMAC_KERNELS(residual_rmsnorm_forward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(residual_rmsnorm_forward_reference),
                      residual_rmsnorm_forward_reference<double>>()}},

@@ -86,16 +86,16 @@ __global__ void __launch_bounds__(forward_threads)
         w[v] = load_part<whole>(weight, c, C);
         if constexpr (residual_too) {
             float a[size], b[size];
-            unpack(kept[v], a);
-            unpack(load_part<whole>(residual + row, c, C), b);
+            unpack<T>(kept[v], a);
+            unpack<T>(load_part<whole>(residual + row, c, C), b);
             for (int i = 0; i < size; i++) a[i] += b[i];
-            kept[v] = pack(a);
+            kept[v] = pack<T>(a);
         }
     }
 #pragma unroll
     for (int v = 0; v < vectors; v++) {
         float a[size];
-        unpack(kept[v], a);
+        unpack<T>(kept[v], a);
         for (int i = 0; i < size; i++) squares += a[i] * a[i];
     }
     const float mean = block_sum(squares, shared_memory<Shared>().warps) / static_cast<float>(C);
@@ -105,10 +105,10 @@ __global__ void __launch_bounds__(forward_threads)
         const int64_t c = (int64_t{v} * blockDim.x + threadIdx.x) * size;
         if constexpr (residual_too) store_part<whole>(sum + row, c, C, kept[v]);
         float a[size], b[size];
-        unpack(kept[v], a);
-        unpack(w[v], b);
+        unpack<T>(kept[v], a);
+        unpack<T>(w[v], b);
         for (int i = 0; i < size; i++) a[i] = a[i] * r * b[i];
-        store_part<whole>(out + row, c, C, pack(a));
+        store_part<whole>(out + row, c, C, pack<T>(a));
     }
     if (threadIdx.x == 0) rstd[blockIdx.x] = r;
 }

@@ -213,16 +213,16 @@ __global__ void __launch_bounds__(backward_threads)
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
             float a[size], d[size], b[size];
-            unpack(this_x[v], a);
-            unpack(this_dout[v], d);
-            unpack(w[v], b);
+            unpack<T>(this_x[v], a);
+            unpack<T>(this_dout[v], d);
+            unpack<T>(w[v], b);
             for (int i = 0; i < size; i++) {
                 const float xhat = a[i] * r;
                 dweight[v][i] += d[i] * xhat;
                 dot += d[i] * b[i] * xhat;
                 a[i] = xhat * b[i];
             }
-            if (out && n < N) store_part<whole>(out + n * C, column[v], C, pack(a));
+            if (out && n < N) store_part<whole>(out + n * C, column[v], C, pack<T>(a));
         }
         dot = warp_sum(dot);
         if (lane_index() == 0) shared.warps[buffer][first_warp + warp_index()] = dot;
@@ -234,12 +234,12 @@ __global__ void __launch_bounds__(backward_threads)
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
             float a[size], d[size], b[size], p[size];
-            unpack(this_x[v], a);
-            unpack(this_dout[v], d);
-            unpack(w[v], b);
-            unpack(past[v], p);
+            unpack<T>(this_x[v], a);
+            unpack<T>(this_dout[v], d);
+            unpack<T>(w[v], b);
+            unpack<T>(past[v], p);
             for (int i = 0; i < size; i++) a[i] = r * (d[i] * b[i] - a[i] * r * mean) + p[i];
-            store_part<whole>(dx + n * C, column[v], C, pack(a));
+            store_part<whole>(dx + n * C, column[v], C, pack<T>(a));
         }
     }
     float* sums = reinterpret_cast<float*>(dynamic_shared_memory());
@@ -287,7 +287,7 @@ void rmsnorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<T, 2> o
 }
 
 Operation rmsnorm_forward(
-    "rmsnorm_forward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "rmsnorm_forward<T: f32 bf16 fp16 f64, A: arithmetic(T)>"
     "(out: T[N,C], rstd: A[N]; x: T[N,C], weight: T[C]; eps: float {1e-5, 1e-6})"
     " rows(N) empty(N) test(N=3, C=2048) test(N=2, C=8192) test(N=2, C=16384)"
     " derivative rmsnorm_backward(dx: grad x, dweight: grad weight; dout: grad out, x, weight, rstd)",
@@ -295,14 +295,14 @@ Operation rmsnorm_forward(
     {{"cpu", "rows over threads, vector lanes over columns",
       instantiations<LLAMAC_FLOATS(rmsnorm_forward_cpu)>()},
      {"vectorized", "one block per row, which stays in registers, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(rmsnorm_forward_vectorized)>(), forward_fits, row_block_sizes},
-     {"naive", "one thread per row", instantiations<LLAMAC_FLOATS(rmsnorm_forward_naive)>()},
+      instantiations<LLAMAC_KERNELS(rmsnorm_forward_vectorized)>(), forward_fits, row_block_sizes},
+     {"naive", "one thread per row", instantiations<LLAMAC_KERNELS(rmsnorm_forward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(rmsnorm_forward_reference), rmsnorm_forward_reference<double>>()}},
     [](const Call& c) { return 4.0 * c["N"] * c["C"]; });
 
 Operation rmsnorm_backward(
-    "rmsnorm_backward<T: f32 bf16 f64, A: arithmetic(T), G: f32 bf16 f64>"
+    "rmsnorm_backward<T: f32 bf16 fp16 f64, A: arithmetic(T), G: f32 bf16 f64>"
     "(dx: T[N,C] may_share(dresidual, dout), dweight: G[C] adds_if(accumulate), out?: T[N,C];"
     " dout: T[N,C], x: T[N,C], weight: T[C], rstd: A[N], dresidual?: T[N,C]; accumulate: bool)"
     " rows(N) empty(N) test(N=9, C=4096)",
@@ -310,11 +310,11 @@ Operation rmsnorm_backward(
     {{"cpu", "rows over threads; dweight by blocks of rows",
       instantiations<LLAMAC_FLOATS(rmsnorm_backward_cpu, float), rmsnorm_backward_cpu<bf16, bf16>>()},
      {"vectorized", "rows in registers, 128-bit accesses, dweight as one partial row per block",
-      instantiations<LLAMAC_FLOATS(rmsnorm_backward_vectorized, float),
+      instantiations<LLAMAC_KERNELS(rmsnorm_backward_vectorized, float),
                      rmsnorm_backward_vectorized<bf16, bf16>>(),
       backward_fits, backward_block_sizes, backward_workspace},
      {"naive", "one thread per row, one thread per column for dweight",
-      instantiations<LLAMAC_FLOATS(rmsnorm_backward_naive, float), rmsnorm_backward_naive<bf16, bf16>>()},
+      instantiations<LLAMAC_KERNELS(rmsnorm_backward_naive, float), rmsnorm_backward_naive<bf16, bf16>>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(rmsnorm_backward_reference, float), rmsnorm_backward_reference<bf16, bf16>,
                      rmsnorm_backward_reference<double, double>>()}},

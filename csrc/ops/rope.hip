@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(block_threads)
     for (int k = 0; k < 2 * size; k += 4) {
         const int64_t from = !interleaved ? 2 * c + k : k < size ? c + k : second + c + k - size;
         float four[4];
-        unpack(load_part<whole>(cis + t * HD, from, HD), four);
+        unpack<float>(load_part<whole>(cis + t * HD, from, HD), four);
         for (int i = 0; i < 4; i++) turn[k + i] = i % 2 ? direction * four[i] : four[i];
     }
 #pragma unroll
@@ -139,11 +139,11 @@ __global__ void __launch_bounds__(block_threads)
         const unsigned h = group + k * groups;
         T* head = out.at(b, t, h);
         float p[size], q[size];
-        unpack(firsts[k], p);
-        unpack(seconds[k], q);
+        unpack<T>(firsts[k], p);
+        unpack<T>(seconds[k], q);
         rotate<interleaved>(p, q, turn);
-        store_part<whole>(head, c, h < NH ? first_end : 0, pack(p));
-        store_part<whole>(head + second, c, h < NH ? second_end : 0, pack(q));
+        store_part<whole>(head, c, h < NH ? first_end : 0, pack<T>(p));
+        store_part<whole>(head + second, c, h < NH ? second_end : 0, pack<T>(q));
     }
 }
 
@@ -204,14 +204,14 @@ __global__ void __launch_bounds__(block_threads)
     for (int i = 0; i < turns; i += 4) {
         const unsigned from = interleaved ? lane * size : 2 * (lane & (lanes / 2 - 1)) * size;
         float four[4] = {};
-        if (inside) unpack(load128(cis + int64_t{t} * lanes * size + from + i), four);
+        if (inside) unpack<float>(load128(cis + int64_t{t} * lanes * size + from + i), four);
         for (int j = 0; j < 4; j++) turn[i + j] = four[j];
     }
 #pragma unroll
     for (int k = 0; k < heads; k++) {
         const unsigned h = group + k * groups;
         float p[size];
-        unpack(own[k], p);
+        unpack<T>(own[k], p);
         if constexpr (interleaved) {
             for (int i = 0; i < size; i += 2) {
                 const float x0 = p[i], x1 = p[i + 1], c = turn[i], s = direction * turn[i + 1];
@@ -224,10 +224,10 @@ __global__ void __launch_bounds__(block_threads)
                                             __shfl_xor(own[k].z, partner), __shfl_xor(own[k].w, partner));
             const float side = second ? direction : -direction;
             float q[size];
-            unpack(theirs, q);
+            unpack<T>(theirs, q);
             for (int i = 0; i < size; i++) p[i] = rotated(p[i], q[i], turn[2 * i], side * turn[2 * i + 1]);
         }
-        if (inside && h < NH) store128(out.at(b, t, h) + lane * size, pack(p));
+        if (inside && h < NH) store128(out.at(b, t, h) + lane * size, pack<T>(p));
     }
 }
 
@@ -255,32 +255,32 @@ double rope_flops(const Call& c) {
 }
 
 Operation rope_forward(
-    "rope_forward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "rope_forward<T: f32 bf16 fp16 f64, A: arithmetic(T)>"
     "(out: T[B,T,NH,HD] strided may_share(x); x: T[B,T,NH,HD] strided, cis: A[T,HD/2,2];"
     " interleaved: bool) empty(B, T)"
     " derivative rope_backward(dx: grad x; dout: grad out, cis; interleaved)",
     "turns every pair of a head's channels by its position's angle",
     {{"cpu", "positions over threads", instantiations<LLAMAC_FLOATS(rope_cpu, 1)>()},
      {"shuffle", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(rope_shuffle, 1)>(), heads_fit, block_sizes},
+      instantiations<LLAMAC_KERNELS(rope_shuffle, 1)>(), heads_fit, block_sizes},
      {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(rope_vectorized, 1)>(), few_heads, block_sizes},
-     {"naive", "one thread per pair", instantiations<LLAMAC_FLOATS(rope_naive, 1)>()},
+      instantiations<LLAMAC_KERNELS(rope_vectorized, 1)>(), few_heads, block_sizes},
+     {"naive", "one thread per pair", instantiations<LLAMAC_KERNELS(rope_naive, 1)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(rope_reference, 1), rope_reference<double, 1>>()}},
     rope_flops);
 
 Operation rope_backward(
-    "rope_backward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "rope_backward<T: f32 bf16 fp16 f64, A: arithmetic(T)>"
     "(dx: T[B,T,NH,HD] strided may_share(dout); dout: T[B,T,NH,HD] strided, cis: A[T,HD/2,2];"
     " interleaved: bool) empty(B, T)",
     "turns the gradient of rope_forward back",
     {{"cpu", "positions over threads", instantiations<LLAMAC_FLOATS(rope_cpu, -1)>()},
      {"shuffle", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(rope_shuffle, -1)>(), heads_fit, block_sizes},
+      instantiations<LLAMAC_KERNELS(rope_shuffle, -1)>(), heads_fit, block_sizes},
      {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(rope_vectorized, -1)>(), few_heads, block_sizes},
-     {"naive", "one thread per pair", instantiations<LLAMAC_FLOATS(rope_naive, -1)>()},
+      instantiations<LLAMAC_KERNELS(rope_vectorized, -1)>(), few_heads, block_sizes},
+     {"naive", "one thread per pair", instantiations<LLAMAC_KERNELS(rope_naive, -1)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(rope_reference, -1), rope_reference<double, -1>>()}},
     rope_flops);

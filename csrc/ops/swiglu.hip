@@ -113,10 +113,10 @@ __global__ void __launch_bounds__(block_threads, 2)
     for (int r = 0; r < rows; r++) {
         const int64_t n = first + r * blockDim.y, end = n < N ? F : 0;
         float g[size], u[size];
-        unpack(gates[r], g);
-        unpack(ups[r], u);
+        unpack<T>(gates[r], g);
+        unpack<T>(ups[r], u);
         swiglu_vector<T>(g, u);
-        store_part<whole>(out + n * F, f, end, pack(g));
+        store_part<whole>(out + n * F, f, end, pack<T>(g));
     }
 }
 
@@ -141,13 +141,13 @@ __global__ void __launch_bounds__(block_threads, 2)
     for (int r = 0; r < rows; r++) {
         const int64_t n = first + r * blockDim.y, end = n < N ? F : 0;
         float g[size], u[size], d[size];
-        unpack(gates[r], g);
-        unpack(ups[r], u);
-        unpack(douts[r], d);
+        unpack<T>(gates[r], g);
+        unpack<T>(ups[r], u);
+        unpack<T>(douts[r], d);
         swiglu_backward_vector<T>(g, u, d);
-        store_part<whole>(dgate_up + n * 2 * F, f, end, pack(g));
-        store_part<whole>(dgate_up + n * 2 * F + F, f, end, pack(d));
-        if (out) store_part<whole>(out + n * F, f, end, pack(u));
+        store_part<whole>(dgate_up + n * 2 * F, f, end, pack<T>(g));
+        store_part<whole>(dgate_up + n * 2 * F + F, f, end, pack<T>(d));
+        if (out) store_part<whole>(out + n * F, f, end, pack<T>(u));
     }
 }
 
@@ -177,29 +177,29 @@ void swiglu_backward_vectorized(View<T, 2> dgate_up, View<T, 2> out, View<const 
 const std::vector<int> block_sizes = {256, 128, block_threads};
 
 Operation swiglu_forward(
-    "swiglu_forward<T: f32 bf16 f64>"
+    "swiglu_forward<T: f32 bf16 fp16 f64>"
     "(out: T[N,F]; gate_up: T[N,2F]) rows(N) empty(N)"
     " derivative swiglu_backward(dgate_up: grad gate_up; dout: grad out, gate_up)",
     "out = silu(gate) * up",
     {{"cpu", "rows over threads, vector lanes over columns",
       instantiations<LLAMAC_FLOATS(swiglu_forward_cpu)>()},
      {"vectorized", "the loads of two rows per thread in flight, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(swiglu_forward_vectorized)>(), nullptr, block_sizes},
-     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(swiglu_forward_naive)>()},
+      instantiations<LLAMAC_KERNELS(swiglu_forward_vectorized)>(), nullptr, block_sizes},
+     {"naive", "one thread per element", instantiations<LLAMAC_KERNELS(swiglu_forward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(swiglu_forward_reference), swiglu_forward_reference<double>>()}},
     [](const Call& c) { return 5.0 * c["N"] * c["F"]; });
 
 Operation swiglu_backward(
-    "swiglu_backward<T: f32 bf16 f64>"
+    "swiglu_backward<T: f32 bf16 fp16 f64>"
     "(dgate_up: T[N,2F] may_share(gate_up), out?: T[N,F] may_share(dout);"
     " dout: T[N,F], gate_up: T[N,2F]) rows(N) empty(N)",
     "gradients of swiglu_forward, and its result again",
     {{"cpu", "rows over threads, vector lanes over columns",
       instantiations<LLAMAC_FLOATS(swiglu_backward_cpu)>()},
      {"vectorized", "the loads of two rows per thread in flight, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(swiglu_backward_vectorized)>(), nullptr, block_sizes},
-     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(swiglu_backward_naive)>()},
+      instantiations<LLAMAC_KERNELS(swiglu_backward_vectorized)>(), nullptr, block_sizes},
+     {"naive", "one thread per element", instantiations<LLAMAC_KERNELS(swiglu_backward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(swiglu_backward_reference), swiglu_backward_reference<double>>()}},
     [](const Call& c) { return 12.0 * c["N"] * c["F"]; });

@@ -45,7 +45,28 @@ constexpr bool multiplies(Fp8Units units, bool fnuz) {
 #include "platform/emulation/emulation.h"
 #endif
 
+#include "platform/fp16.h"
+
 namespace llamac {
+
+#if defined(__HIPCC__) || defined(__CUDACC__) || defined(LLAMAC_CPU)
+// Two floats rounded to E, bf16 or fp16 of core/dtype.h, and back; low half first.
+template <class E>
+__device__ inline uint32_t pair_bits(float low, float high) {
+    if constexpr (E::mantissa == 7)
+        return bf16_pair(low, high);
+    else
+        return fp16_pair(low, high);
+}
+template <class E>
+__device__ inline void pair_values(uint32_t pair, float& low, float& high) {
+    if constexpr (E::mantissa == 7) {
+        low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
+    } else {
+        low = fp16_value(static_cast<uint16_t>(pair)), high = fp16_value(static_cast<uint16_t>(pair >> 16));
+    }
+}
+#endif
 
 #if defined(__HIPCC__) || defined(__CUDACC__)  // the emulation has its own
 // The block's fast memory (LDS, shared memory) as one object S of the kernel's own; not initialised.

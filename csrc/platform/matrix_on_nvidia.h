@@ -4,11 +4,17 @@
 namespace llamac {
 
 #if defined(__CUDACC__)
-inline __device__ void mma_m16n8k16(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+// One instruction by its shape and the types of a and b.
+#define LLAMAC_MMA(TYPES)                                                                      \
+    asm("mma.sync.aligned." TYPES ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                       \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+template <class E>
+__device__ void mma_m16n8k16(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    if constexpr (E::mantissa == 7)
+        LLAMAC_MMA("m16n8k16.row.col.f32.bf16.bf16");
+    else
+        LLAMAC_MMA("m16n8k16.row.col.f32.f16.f16");
 }
 // Whether the matrix units multiply F of core/fp8.h.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -21,21 +27,16 @@ constexpr bool multiplies_fp8 = false;
 // A, B: of core/fp8.h.
 template <class A, class B>
 __device__ void mma_m16n8k32(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#define LLAMAC_MMA_FP8(A_TYPE, B_TYPE)                               \
-    asm("mma.sync.aligned.m16n8k32.row.col.f32." A_TYPE "." B_TYPE   \
-        ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])             \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
     if constexpr (A::mantissa == 3 && B::mantissa == 3)
-        LLAMAC_MMA_FP8("e4m3", "e4m3");
+        LLAMAC_MMA("m16n8k32.row.col.f32.e4m3.e4m3");
     else if constexpr (A::mantissa == 3)
-        LLAMAC_MMA_FP8("e4m3", "e5m2");
+        LLAMAC_MMA("m16n8k32.row.col.f32.e4m3.e5m2");
     else if constexpr (B::mantissa == 3)
-        LLAMAC_MMA_FP8("e5m2", "e4m3");
+        LLAMAC_MMA("m16n8k32.row.col.f32.e5m2.e4m3");
     else
-        LLAMAC_MMA_FP8("e5m2", "e5m2");
-#undef LLAMAC_MMA_FP8
+        LLAMAC_MMA("m16n8k32.row.col.f32.e5m2.e5m2");
 }
+#undef LLAMAC_MMA
 // LDS as its own instructions address it.
 using SharedAddress = uint32_t;
 inline __device__ SharedAddress shared_address(const void* p) {

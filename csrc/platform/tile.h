@@ -2,20 +2,20 @@
 // code; include it only in .hip files.
 //
 // Tile<R> is a warp's R x R tile of a product, R = tile_rows or another that the platform has. Operands
-// are bf16, sums fp32:
+// are E, bf16 or fp16, sums fp32:
 //
 //   Tile<R>::Operand       R rows x 16 of the dimension that is summed over, k
 //   Tile<R>::RightOperand  the same as the b of products only: fewer moves of registers where it is a type of
 //                          its own
 //   Tile<R>::Accumulator   R rows x R columns; x[i], i < elements, are this lane's
-//   multiply(c, a, b)      c[m][n] += sum_k a[m][k] * b[n][k]
-//   multiply_fp8<A, B>(c, a, b)  the same of 32 fp8 in the place of 16 bf16, b a RightOperand; A and B are types of
+//   multiply<E>(c, a, b)   c[m][n] += sum_k a[m][k] * b[n][k]
+//   multiply_fp8<A, B>(c, a, b)  the same of 32 fp8 in the place of 16 E, b a RightOperand; A and B are types of
 //                          core/fp8.h with multiplies_fp8<A> && multiplies_fp8<B>, R is 16
 //
 // Both operands of a product have the same type: rows are m of the first and n of the second. An accumulator becomes
 // an operand without data leaving its lane (columns become k): softmax(q k') is an operand of the product with v.
 //
-// Operands come from LDS, from a SharedTile: rows of bf16 whose 16-byte chunks are permuted so that no two of the
+// Operands come from LDS, from a SharedTile: rows of E whose 16-byte chunks are permuted so that no two of the
 // eight accesses of a phase use the same bank.
 //   load_rows          rows of the SharedTile are the operand's rows, k runs along them
 //   load_columns       the transposed: columns of the SharedTile are rows of the operands, all of a SharedTile's
@@ -53,7 +53,7 @@ enum class Order { any, natural };
 template <int R>
 struct Tile;
 
-// `columns` bf16 a row; data is 16-byte aligned.
+// `columns` of 16 bits a row; data is 16-byte aligned.
 template <int columns>
 struct SharedTile {
     static_assert(columns == 32 || columns % 64 == 0);

@@ -3,7 +3,7 @@
 
 namespace llamac {
 
-// `rows` rows of `columns` bf16, or of as many bytes in another type, by a block of `threads`. No thread may use the
+// `rows` rows of `columns` numbers of 16 bits, or of as many bytes in another type, by a block of `threads`. No thread may use the
 // SharedTile between begin() and end() (with MFMA and WMMA it changes only in end() and can be read until then). After
 // end() and a __syncthreads all threads may read it. Copies of one thread end in the order in which they began.
 template <int rows, int columns, int threads>

@@ -18,15 +18,15 @@ struct InterleavedColumns {
         static_assert(count % w == 0 && (w == 2 || w == 4 || w == 8));
         return o / w * w * R + w * c + o % w;
     }
-    // The rows of `count` tiles that are such a product, rounded to bf16, into rows of LDS from `first` on.
-    template <int count, int columns, class Accumulator>
+    // The rows of `count` tiles that are such a product, rounded to E, into rows of LDS from `first` on.
+    template <class E, int count, int columns, class Accumulator>
     static __device__ void store_rows(SharedTile<columns> to, int first, const Accumulator (&c)[count]) {
         constexpr int w = width<count>;
         for (int o = 0; o < count; o += w)
             for (int i = 0; i < Self::elements; i++) {
                 const int place = interleaved<count>(o, Self::column(i));
                 uint32_t words[w / 2];
-                for (int t = 0; t < w; t += 2) words[t / 2] = bf16_pair(c[o + t].x[i], c[o + t + 1].x[i]);
+                for (int t = 0; t < w; t += 2) words[t / 2] = pair_bits<E>(c[o + t].x[i], c[o + t + 1].x[i]);
                 __builtin_memcpy(to.at(first + Self::row(), place / 8) + place % 8 * 2, words, sizeof(words));
             }
     }

@@ -36,8 +36,9 @@ struct Tile : InterleavedColumns<Tile<R>, R, 8> {
         return x;
     }
 
+    template <class E>
     static __device__ void multiply(Accumulator& c, const Operand& a, const Operand& b) {
-        for (int s = 0; s < steps; s++) mfma<R>(c.x, b.words[s], a.words[s]);
+        for (int s = 0; s < steps; s++) mfma<R, E>(c.x, b.words[s], a.words[s]);
     }
     // Of operands whose words are four fp8 each: k is twice as deep.
     template <class A, class B>
@@ -45,14 +46,18 @@ struct Tile : InterleavedColumns<Tile<R>, R, 8> {
         static_assert(R == 16);
         mfma_fp8<B, A>(c.x, b.words[0], a.words[0]);
     }
-    // Columns 16 * part to 16 * part + 15. Rounds ties away from zero: there is no instruction that rounds.
+    // Columns 16 * part to 16 * part + 15. Rounds bf16's ties away from zero: there is no instruction that rounds to it.
+    template <class E>
     static __device__ Operand as_operand(const Accumulator& c, int part) {
         Operand out;
         for (int s = 0; s < steps; s++)
             for (int w = 0; w < 2; w++) {
                 const float* x = c.x + 4 * (part * steps + s) + 2 * w;
-                out.words[s][w] =
-                    upper_halves(__float_as_uint(x[0]) + 0x8000u, __float_as_uint(x[1]) + 0x8000u);
+                if constexpr (E::mantissa == 7)
+                    out.words[s][w] =
+                        upper_halves(__float_as_uint(x[0]) + 0x8000u, __float_as_uint(x[1]) + 0x8000u);
+                else
+                    out.words[s][w] = fp16_pair(x[0], x[1]);
             }
         return out;
     }

@@ -36,13 +36,15 @@ struct Tile<16> {
         return x + __shfl_xor(x, 2);
     }
 
+    template <class E>
     static __device__ void multiply(Accumulator& c, const Operand& a, const Operand& b) {
-        mma_m16n8k16(c.x, a.words, b.words[0], b.words[2]);
-        mma_m16n8k16(c.x + 4, a.words, b.words[1], b.words[3]);
+        mma_m16n8k16<E>(c.x, a.words, b.words[0], b.words[2]);
+        mma_m16n8k16<E>(c.x + 4, a.words, b.words[1], b.words[3]);
     }
+    template <class E>
     static __device__ void multiply(Accumulator& c, const Operand& a, const RightOperand& b) {
-        mma_m16n8k16(c.x, a.words, b.words[0], b.words[1]);
-        mma_m16n8k16(c.x + 4, a.words, b.words[2], b.words[3]);
+        mma_m16n8k16<E>(c.x, a.words, b.words[0], b.words[1]);
+        mma_m16n8k16<E>(c.x + 4, a.words, b.words[2], b.words[3]);
     }
     // Of operands whose words are four fp8 each: k is twice as deep.
     template <class A, class B>
@@ -51,9 +53,10 @@ struct Tile<16> {
         mma_m16n8k32<A, B>(c.x + 4, a.words, b.words[2], b.words[3]);
     }
     // Columns 16 * part to 16 * part + 15.
+    template <class E>
     static __device__ Operand as_operand(const Accumulator& c, int) {
-        return {{bf16_pair(c.x[0], c.x[1]), bf16_pair(c.x[2], c.x[3]), bf16_pair(c.x[4], c.x[5]),
-                 bf16_pair(c.x[6], c.x[7])}};
+        return {{pair_bits<E>(c.x[0], c.x[1]), pair_bits<E>(c.x[2], c.x[3]), pair_bits<E>(c.x[4], c.x[5]),
+                 pair_bits<E>(c.x[6], c.x[7])}};
     }
 
     // Rows from `first`, k from `k` on, a multiple of 16.
@@ -90,13 +93,13 @@ struct Tile<16> {
     static constexpr __device__ int interleaved(int o, int c) {
         return 16 * o + c;
     }
-    // The rows of `count` tiles that are such a product, rounded to bf16, into rows of LDS from `first` on.
-    template <int count, int columns>
+    // The rows of `count` tiles that are such a product, rounded to E, into rows of LDS from `first` on.
+    template <class E, int count, int columns>
     static __device__ void store_rows(SharedTile<columns> to, int first, const Accumulator (&c)[count]) {
         for (int o = 0; o < count; o++)
             for (int i = 0; i < elements; i += 2)
                 *reinterpret_cast<uint32_t*>(to.at(first + row(slot(i)), 2 * o + i / 4) + lane() % 4 * 4) =
-                    bf16_pair(c[o].x[i], c[o].x[i + 1]);
+                    pair_bits<E>(c[o].x[i], c[o].x[i + 1]);
     }
 
   private:

@@ -28,16 +28,20 @@ struct Tile<16> : InterleavedColumns<Tile<16>, 16, 4> {
     static __device__ float row_max(float x) { return fmaxf(x, __shfl_xor(x, 16)); }
     static __device__ float row_sum(float x) { return x + __shfl_xor(x, 16); }
 
+    template <class E>
     static __device__ void multiply(Accumulator& c, const Operand& a, const Operand& b) {
-        wmma(c.x, b.words, a.words);
+        wmma<E>(c.x, b.words, a.words);
     }
     template <class A, class B>
     static void multiply_fp8(Accumulator& c, const Operand& a, const Operand& b) = delete;
-    // A column pair is put together from both halves. Rounds ties away from zero.
+    // A column pair is put together from both halves. Rounds bf16's ties away from zero.
+    template <class E>
     static __device__ Operand as_operand(const Accumulator& c, int) {
         Operand out;
         for (int i = 0; i < elements; i++) {
-            const uint32_t own = __float_as_uint(c.x[i]) + 0x8000u, other = __shfl_xor(own, 16);
+            const uint32_t own = E::mantissa == 7 ? __float_as_uint(c.x[i]) + 0x8000u
+                                                  : uint32_t{fp16_bits(c.x[i])} << 16,
+                           other = __shfl_xor(own, 16);
             out.words[i] = upper() ? upper_halves(other, own) : upper_halves(own, other);
         }
         return out;

@@ -23,7 +23,7 @@ constexpr int warpgroup_size = 128;
 
 // ---- host: how a tile lies in memory
 
-// Up to four dimensions, the innermost contiguous; bf16. A tile is `columns` (64: 128 bytes, the swizzle's
+// Up to four dimensions, the innermost contiguous, of 16 bits, which TMA moves as they are. A tile is `columns` (64: 128 bytes, the swizzle's
 // width) by `rows` of dimension 1. Elements outside of the tensor are read as zero.
 using TensorMap = CUtensorMap;
 // Throws nothing; ends the program where the driver refuses the shape.
@@ -186,67 +186,50 @@ inline __device__ void store_matrices(uint32_t address, const uint32_t (&x)[4]) 
     " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
     " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
     " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-#define LLAMAC_MULTIPLY(n) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 "
 #define LLAMAC_WRITTEN(x) "=f"(x)
 #define LLAMAC_UPDATED(x) "+f"(x)
-template <bool fresh, bool b_transposed, bool a_transposed = false>
+// For E and fresh. n: half of N. Then the text of the operands behind the sums, and the operands.
+#define LLAMAC_PRODUCT(N, n, type, add, mode, text, ...)                                               \
+    asm volatile("{.reg .pred add; setp.ne.b32 add, " #add ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
+                 "k16.f32." type "." type " " LLAMAC_NAMES_##n text                                    \
+                 : LLAMAC_SUMS_##n(mode)                                                               \
+                 : __VA_ARGS__)
+#define LLAMAC_PRODUCTS(N, n, ...)                                    \
+    if constexpr (fresh && E::mantissa == 7)                          \
+        LLAMAC_PRODUCT(N, n, "bf16", 0, LLAMAC_WRITTEN, __VA_ARGS__); \
+    else if constexpr (fresh)                                         \
+        LLAMAC_PRODUCT(N, n, "f16", 0, LLAMAC_WRITTEN, __VA_ARGS__);  \
+    else if constexpr (E::mantissa == 7)                              \
+        LLAMAC_PRODUCT(N, n, "bf16", 1, LLAMAC_UPDATED, __VA_ARGS__); \
+    else                                                              \
+        LLAMAC_PRODUCT(N, n, "f16", 1, LLAMAC_UPDATED, __VA_ARGS__)
+template <class E, bool fresh, bool b_transposed, bool a_transposed = false>
 __device__ void warpgroup_multiply(float (&c)[32], uint64_t a, uint64_t b) {
-    if constexpr (fresh)
-        asm volatile("{.reg .pred add; setp.ne.b32 add, 0, 0; " LLAMAC_MULTIPLY(64) LLAMAC_NAMES_32
-                     "%32, %33, add, 1, 1, %35, %34;}"
-                     : LLAMAC_SUMS_32(LLAMAC_WRITTEN)
-                     : "l"(a), "l"(b), "n"(int(b_transposed)), "n"(int(a_transposed)));
-    else
-        asm volatile("{.reg .pred add; setp.ne.b32 add, 1, 0; " LLAMAC_MULTIPLY(64) LLAMAC_NAMES_32
-                     "%32, %33, add, 1, 1, %35, %34;}"
-                     : LLAMAC_SUMS_32(LLAMAC_UPDATED)
-                     : "l"(a), "l"(b), "n"(int(b_transposed)), "n"(int(a_transposed)));
+    LLAMAC_PRODUCTS(64, 32, "%32, %33, add, 1, 1, %35, %34;}", "l"(a), "l"(b), "n"(int(b_transposed)),
+                    "n"(int(a_transposed)));
 }
-template <bool fresh, bool b_transposed>
+template <class E, bool fresh, bool b_transposed>
 __device__ void warpgroup_multiply(float (&c)[32], const uint32_t (&a)[4], uint64_t b) {
-    if constexpr (fresh)
-        asm volatile("{.reg .pred add; setp.ne.b32 add, 0, 0; " LLAMAC_MULTIPLY(64) LLAMAC_NAMES_32
-                     "{%32, %33, %34, %35}, %36, add, 1, 1, %37;}"
-                     : LLAMAC_SUMS_32(LLAMAC_WRITTEN)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(b_transposed)));
-    else
-        asm volatile("{.reg .pred add; setp.ne.b32 add, 1, 0; " LLAMAC_MULTIPLY(64) LLAMAC_NAMES_32
-                     "{%32, %33, %34, %35}, %36, add, 1, 1, %37;}"
-                     : LLAMAC_SUMS_32(LLAMAC_UPDATED)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(b_transposed)));
+    LLAMAC_PRODUCTS(64, 32, "{%32, %33, %34, %35}, %36, add, 1, 1, %37;}", "r"(a[0]), "r"(a[1]), "r"(a[2]),
+                    "r"(a[3]), "l"(b), "n"(int(b_transposed)));
 }
-template <bool fresh, bool b_transposed, bool a_transposed = false>
+template <class E, bool fresh, bool b_transposed, bool a_transposed = false>
 __device__ void warpgroup_multiply(float (&c)[64], uint64_t a, uint64_t b) {
-    if constexpr (fresh)
-        asm volatile("{.reg .pred add; setp.ne.b32 add, 0, 0; " LLAMAC_MULTIPLY(128) LLAMAC_NAMES_64
-                     "%64, %65, add, 1, 1, %67, %66;}"
-                     : LLAMAC_SUMS_64(LLAMAC_WRITTEN)
-                     : "l"(a), "l"(b), "n"(int(b_transposed)), "n"(int(a_transposed)));
-    else
-        asm volatile("{.reg .pred add; setp.ne.b32 add, 1, 0; " LLAMAC_MULTIPLY(128) LLAMAC_NAMES_64
-                     "%64, %65, add, 1, 1, %67, %66;}"
-                     : LLAMAC_SUMS_64(LLAMAC_UPDATED)
-                     : "l"(a), "l"(b), "n"(int(b_transposed)), "n"(int(a_transposed)));
+    LLAMAC_PRODUCTS(128, 64, "%64, %65, add, 1, 1, %67, %66;}", "l"(a), "l"(b), "n"(int(b_transposed)),
+                    "n"(int(a_transposed)));
 }
-template <bool fresh, bool b_transposed>
+template <class E, bool fresh, bool b_transposed>
 __device__ void warpgroup_multiply(float (&c)[64], const uint32_t (&a)[4], uint64_t b) {
-    if constexpr (fresh)
-        asm volatile("{.reg .pred add; setp.ne.b32 add, 0, 0; " LLAMAC_MULTIPLY(128) LLAMAC_NAMES_64
-                     "{%64, %65, %66, %67}, %68, add, 1, 1, %69;}"
-                     : LLAMAC_SUMS_64(LLAMAC_WRITTEN)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(b_transposed)));
-    else
-        asm volatile("{.reg .pred add; setp.ne.b32 add, 1, 0; " LLAMAC_MULTIPLY(128) LLAMAC_NAMES_64
-                     "{%64, %65, %66, %67}, %68, add, 1, 1, %69;}"
-                     : LLAMAC_SUMS_64(LLAMAC_UPDATED)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(b_transposed)));
+    LLAMAC_PRODUCTS(128, 64, "{%64, %65, %66, %67}, %68, add, 1, 1, %69;}", "r"(a[0]), "r"(a[1]), "r"(a[2]),
+                    "r"(a[3]), "l"(b), "n"(int(b_transposed)));
 }
 #undef LLAMAC_EIGHT
 #undef LLAMAC_SUMS_32
 #undef LLAMAC_SUMS_64
 #undef LLAMAC_NAMES_32
 #undef LLAMAC_NAMES_64
-#undef LLAMAC_MULTIPLY
+#undef LLAMAC_PRODUCT
+#undef LLAMAC_PRODUCTS
 #undef LLAMAC_WRITTEN
 #undef LLAMAC_UPDATED
 

@@ -137,8 +137,7 @@ Tensor tensor_of(const Array& a, const std::string& what) {
     if (a.shape.size() > Tensor::max_rank)
         fail(what, ": expected at most ", Tensor::max_rank, " dimensions, found ", a.shape.size());
     const std::optional<DType> type = find_dtype(a.type);
-    if (!type || !in_operations(info(*type)))
-        fail(what, ": is ", type_text(a), ", expected ", dtype_names(in_operations));
+    if (!type) fail(what, ": is ", type_text(a), ", expected ", dtype_names(is_any));
     t.dtype = *type;
     t.data = a.data;
     int64_t bytes = a.itemsize, span = a.itemsize, reach = 0;  // of all elements; from the first to the last

@@ -95,9 +95,8 @@ py::list dtypes() {
     py::list all;
     for (const DTypeInfo& d : dtype_table)
         all.append(py::dict("name"_a = d.name, "bytes"_a = d.bytes, "mantissa_bits"_a = d.mantissa_bits,
-                            "arithmetic"_a = name(d.arithmetic), "in_operations"_a = in_operations(d),
-                            "is_float"_a = is_float(d), "safetensors"_a = d.safetensors,
-                            "python"_a = d.python,
+                            "arithmetic"_a = name(d.arithmetic), "is_float"_a = is_float(d),
+                            "safetensors"_a = d.safetensors, "python"_a = d.python,
                             "dlpack"_a = py::make_tuple(d.dlpack.code, d.dlpack.bits, d.dlpack.lanes),
                             "library"_a = d.library));
     return all;

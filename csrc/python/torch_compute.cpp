@@ -25,8 +25,7 @@ bool has_halves(const Operand& o, const at::Tensor& t) {
 DType type_of(const Operation& op, const Operand& o, const at::Tensor& t) {
     if (const std::optional<DType> known = find_dtype(t.scalar_type())) return *known;
     if (has_halves(o, t)) return DType::i32;
-    fail(op.name, ": ", o.name, " is ", c10::toString(t.scalar_type()), ", expected ",
-         dtype_names(in_operations));
+    fail(op.name, ": ", o.name, " is ", c10::toString(t.scalar_type()), ", expected ", dtype_names(is_any));
 }
 
 // The distance of rows that several dimensions number, where it is one; of one number for all rows it is 0.
@@ -159,8 +158,7 @@ std::optional<DType> find_dtype(at::ScalarType type) {
     static const auto known = [] {
         std::array<std::optional<DType>, c10::NumScalarTypes> all;
         for (size_t i = 0; i < dtype_count; i++)
-            if (in_operations(dtype_table[i]))
-                all[static_cast<size_t>(torch_type(static_cast<DType>(i)))] = static_cast<DType>(i);
+            all[static_cast<size_t>(torch_type(static_cast<DType>(i)))] = static_cast<DType>(i);
         return all;
     }();
     return known[static_cast<size_t>(type)];

@@ -117,10 +117,10 @@ template <class Call>
 concept without_nullable = requires(Tensor t) { Call{.out = t, .x = t, .weight = t}; };
 static_assert(without_nullable<MatmulForwardCall>);
 
-// Without guard and offset.
+// Without guard, scale and offset.
 template <class Call>
 concept without_the_last =
-    requires(Tensor t) { Call{t, {}, t, t, t, t, t, t, {}, 0., 0., 0., 0., 0., 1, 0}; };
+    requires(Tensor t) { Call{t, {}, t, t, t, t, t, t, {}, {}, 0., 0., 0., 0., 0., 1, 0}; };
 static_assert(without_the_last<AdamwCall>);
 
 }  // namespace

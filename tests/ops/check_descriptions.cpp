@@ -65,7 +65,7 @@ TEST(check_all_marks) {
     check(d.test_shapes.at(1).size == std::vector<int64_t>{5, 8, 4} && d.test_shapes[1].large, "test_large");
 }
 
-const std::string storage = dtype_names(in_operations);
+const std::string storage = dtype_names(is_any);
 
 // Errors of the parser: words of the message, and the texts.
 const std::vector<std::pair<std::vector<std::string>, std::vector<const char*>>> errors = {
@@ -81,7 +81,7 @@ const std::vector<std::pair<std::vector<std::string>, std::vector<const char*>>>
     {{"a capital letter that no other type has", "column 11"}, {"f<T: f32, T: f32>(a: T[N];)"}},
     {{"types or 'arithmetic'"}, {"f<T: >(a: T[N];)"}},
     {{"expected " + storage, "'f31>"}, {"f<T: f32 f31>(a: T[N];)"}},
-    {{"expected " + storage}, {"f<T: f16>(a: T[N];)"}},
+    {{"expected " + storage}, {"f<T: f8>(a: T[N];)"}},
     {{"expected '>'"}, {"f<T: f32(a: T[N];)"}},
     {{"expected '('"}, {"f<A: arithmetic T>(a: T[N];)", "f<T: f32>(a: T[N] adds_if s;; s: bool)"}},
     {{"a type letter before this one", "'T), T"}, {"f<A: arithmetic(T), T: f32>(a: T[N];)"}},
@@ -90,7 +90,7 @@ const std::vector<std::pair<std::vector<std::string>, std::vector<const char*>>>
      {"f<A: f32, B: f32, C: f32, D: f32, E: f32, F: f32, G: f32, H: f32, I: f32>(a: I[N];)"}},
     {{"expected a type letter or " + storage, "'Q[N]"}, {"f<T: f32>(a: Q[N];)"}},
     {{"expected a type letter or", "'i64[N]"}, {"f<T: f32>(a: i64[N];)"}},
-    {{"expected a type letter or", "'f16[N]"}, {"f<T: f32>(a: f16[N];)"}},
+    {{"expected a type letter or", "'f8[N]"}, {"f<T: f32>(a: f8[N];)"}},
     {{"expected a type letter or"}, {"f<T: f32>(a: ;)"}},
     {{"expected '['"}, {"f<T: f32>(a: T N;)"}},
     {{"expected ']'"}, {"f<T: f32>(a: T[N;)"}},

@@ -27,15 +27,13 @@ TEST(check_rows) {
                   t, [&]<class T>() { return dtype_of<T>() == t && int64_t{sizeof(T)} == d.bytes; }),
               text + ": its C++ type");
     }
-    check(is_narrow(DType::bf16) && is_narrow(DType::f16) && !is_narrow(DType::f32) &&
+    check(is_narrow(DType::bf16) && is_narrow(DType::fp16) && !is_narrow(DType::f32) &&
           !is_narrow(DType::i32));
     check(!find_dtype("f8") && !find_dtype("F32") && !find_dtype(dlpack::DataType{dlpack::floating, 32, 2}));
-    check(dtype_names(in_operations) == "f32, bf16, f64, i32, e4m3, e5m2, e4m3fnuz or e5m2fnuz");
+    check(dtype_names(is_any) == "f32, bf16, f64, i32, fp16, e4m3, e5m2, e4m3fnuz or e5m2fnuz");
     check(dtype_names([](const DTypeInfo& d) { return d.is_integer(); }) == "i32", "one name");
     check(float_dtype("bf16") == DType::bf16, "by name");
-    refused("an integer", {"dtype i32: expected f32, bf16 or f64"}, [] { float_dtype("i32"); });
-    refused("a type of files", {"dtype f16: expected f32, bf16 or f64"}, [] { float_dtype("f16"); });
-    refused("a type of files", {"dtype f16"}, [] { visit_dtype(DType::f16, []<class T>() {}); });
+    refused("an integer", {"dtype i32: expected f32, bf16, f64 or fp16"}, [] { float_dtype("i32"); });
 }
 
 // 1 and the next value, which differ by the last mantissa bit.
@@ -73,10 +71,18 @@ TEST(check_conversions) {
         }
     const uint16_t halves[] = {0x3c00, 0xc100, 0x0001, 0x7bff, 0xfc00, 0x7e00};  // IEEE binary16
     float found[std::size(halves)];
-    convert(halves, DType::f16, found, DType::f32, std::size(halves));
+    convert(halves, DType::fp16, found, DType::f32, std::size(halves));
     check(found[0] == 1 && found[1] == -2.5f && found[2] == 0x1p-24f && found[3] == 65504 &&
           found[4] == -INFINITY && std::isnan(found[5]));
-    refused("to a type of files", {"dtype f16"}, [&] { convert(found, DType::f32, found, DType::f16, 1); });
+    // Ties to even, a carry into the exponent, the largest number and the first beyond it, subnormal numbers, NaN.
+    const float rounded[][2] = {{1 + 0x1p-11f, 1}, {1 + 0x3p-11f, 1 + 0x1p-9f}, {0x1.ffep0f + 0x1p-11f, 2},
+                                {65519, 65504},    {65520, INFINITY},           {-1e30f, -INFINITY},
+                                {0x1p-25f, 0},     {0x1.8p-24f, 0x1p-23f},      {-0x1.ffcp-15f, -0x1p-14f}};
+    for (const auto& [value, expected] : rounded)
+        check(float(fp16(value)) == expected, "to the nearest fp16");
+    check(std::isnan(float(fp16(NAN))));
+    for (uint32_t bits = 0; bits < 0x7c00; bits++)
+        if (fp16_bits(fp16_value(static_cast<uint16_t>(bits))) != bits) check(false, "fp16 and back");
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ __global__ void rows_kernel(float* out, const float* start, const bf16* a, const
     typename T::Accumulator c = accumulator_of<R>(start + row * R, R);
     for (int d = 0; d < depth; d++) {
         if constexpr (!is_fp8)
-            T::multiply(c, x[d], y[d]);
+            T::template multiply<A>(c, x[d], y[d]);
         else if constexpr (multiplies_fp8<A> && multiplies_fp8<B>)
             T::template multiply_fp8<A, B>(c, x[d], y[d]);
     }
@@ -172,8 +172,8 @@ void products_of_fp8() {
 // ---- products of accumulators with rows
 
 // out = p b', p an accumulator of R columns.
-template <int R>
-__global__ void as_operand_kernel(float* out, const float* p, const bf16* b, int first, int k) {
+template <int R, class E>
+__global__ void as_operand_kernel(float* out, const float* p, const E* b, int first, int k) {
     using T = Tile<R>;
     constexpr int columns = 128;
     const int row = warp_index() * R;
@@ -183,21 +183,22 @@ __global__ void as_operand_kernel(float* out, const float* p, const bf16* b, int
     T::template load_rows<Order::natural>(y, shared_b, first, k);
     const typename T::Accumulator x = accumulator_of<R>(p + row * R, R);
     typename T::Accumulator c = {};
-    for (int part = 0; part < R / 16; part++) T::multiply(c, T::as_operand(x, part), y[part]);
+    for (int part = 0; part < R / 16; part++)
+        T::template multiply<E>(c, T::template as_operand<E>(x, part), y[part]);
     write<R>(out + row * R, R, c);
 }
-template <int R>
-Matrix<float> product_of(const Matrix<float>& p, const Matrix<bf16>& b, int first, int k) {
+template <int R, class E>
+Matrix<float> product_of(const Matrix<float>& p, const Matrix<E>& b, int first, int k) {
     const Buffer<float> out(Matrix<float>{warps * R, R}.values), device_p(p.values);
-    const Buffer<bf16> device_b(b.values);
-    launch(Grid(1, block_threads(), nullptr, SharedTile<128>::bytes(2 * R)), as_operand_kernel<R>, out.data,
-           device_p.data, device_b.data, first, k);
+    const Buffer<E> device_b(b.values);
+    launch(Grid(1, block_threads(), nullptr, SharedTile<128>::bytes(2 * R)), as_operand_kernel<R, E>,
+           out.data, device_p.data, device_b.data, first, k);
     return result(out, warps * R, R);
 }
-template <int R>
+template <int R, class E>
 void accumulators_as_operands() {
     const Matrix<float> p = integers<float>(warps * R, R, 4);
-    const Matrix<bf16> b = integers<bf16>(2 * R, 128, 5);
+    const Matrix<E> b = integers<E>(2 * R, 128, 5);
     for (int k = 0; k <= 128 - R; k += 16) {
         const int first = k / 16 % (R / 16 + 1) * 16;
         Matrix<float> expected = integers<float>(warps * R, R, 0);
@@ -209,18 +210,18 @@ void accumulators_as_operands() {
         same(product_of<R>(p, b, first, k), expected,
              "tile of " + text(R) + ", as_operand by load_rows from row " + text(first) + ", k " + text(k));
     }
-    // The unit matrix shows what p was rounded to: a bf16 at most half a place away.
-    Matrix<bf16> unit{2 * R, 128, std::vector<bf16>(2 * R * 128, bf16(0.0f))};
-    for (int n = 0; n < R; n++) unit(n, n) = bf16(1.0f);
+    // The unit matrix shows what p was rounded to: an E at most half a place away.
+    Matrix<E> unit{2 * R, 128, std::vector<E>(2 * R * 128, E(0.0f))};
+    for (int n = 0; n < R; n++) unit(n, n) = E(1.0f);
     Matrix<float> fine = p;
     for (size_t i = 0; i < fine.values.size(); i++)
-        fine.values[i] = std::exp2(static_cast<float>(i % 41) / -1.7f) * (i % 3 == 0 ? -1.0f : 1.0f);
+        fine.values[i] = std::exp2(static_cast<float>(i % 23) / -1.7f) * (i % 3 == 0 ? -1.0f : 1.0f);
     const Matrix<float> rounded = product_of<R>(fine, unit, 0, 0);
     bool right = true;
     for (size_t i = 0; i < fine.values.size(); i++) {
         const float found = rounded.values[i], exact = fine.values[i];
-        right &= found == float(bf16(found)) &&
-                 std::fabs(found - exact) <= std::ldexp(1.0f, std::ilogb(exact) - 8);
+        right &= found == float(E(found)) &&
+                 std::fabs(found - exact) <= std::ldexp(0.5f, std::ilogb(exact) - E::mantissa);
     }
     check(right, "as_operand of a tile of " + text(R) + " rounds to nearest");
 }
@@ -243,14 +244,16 @@ __global__ void columns_kernel(float* out, const bf16* a, const float* p, const 
         T::template load_rows<order>(x, shared_a, row, 0);
     else
         for (int d = 0; d < depth; d++)
-            x[d] = T::as_operand(accumulator_of<R>(p + row * 64 + 16 * d / R * R, 64), 16 * d % R / 16);
+            x[d] = T::template as_operand<bf16>(accumulator_of<R>(p + row * 64 + 16 * d / R * R, 64),
+                                                16 * d % R / 16);
     typename T::Accumulator c[count] = {};
     for (int d = 0; d < depth; d++)
         for (int o = 0; o < count; o += width) {
             typename T::Operand y[width];
             T::template load_columns<order, count>(y, shared_v, 16 * d, o, column);
             for (int t = 0; t < width; t++)
-                transposed ? T::multiply(c[o + t], y[t], x[d]) : T::multiply(c[o + t], x[d], y[t]);
+                transposed ? T::template multiply<bf16>(c[o + t], y[t], x[d])
+                           : T::template multiply<bf16>(c[o + t], x[d], y[t]);
         }
     for (int o = 0; o < count; o++)
         for (int i = 0; i < T::elements; i++) {
@@ -303,8 +306,8 @@ void products_of_columns() {
 
 // ---- back to LDS
 
-template <int R, int count, int columns>
-__global__ void store_rows_kernel(bf16* out, const float* in, const bf16* before) {
+template <class E, int R, int count, int columns>
+__global__ void store_rows_kernel(E* out, const float* in, const E* before) {
     using T = Tile<R>;
     const int row = warp_index() * R;
     const SharedTile<columns> tile{dynamic_shared_memory()};
@@ -314,38 +317,40 @@ __global__ void store_rows_kernel(bf16* out, const float* in, const bf16* before
         for (int i = 0; i < T::elements; i++)
             c[o].x[i] =
                 in[(row + T::row(T::slot(i))) * columns + T::template interleaved<count>(o, T::column(i))];
-    T::store_rows(tile, row, c);
+    T::template store_rows<E>(tile, row, c);
     __syncthreads();
     dump(out, tile, warps * R);
 }
-template <int R, int count, int columns>
+template <class E, int R, int count, int columns>
 void check_store_rows() {
     constexpr int rows = warps * R;
     const Matrix<float> in = integers<float>(rows, columns, 8);
-    Matrix<bf16> expected = integers<bf16>(rows, columns, 9);
-    const Buffer<bf16> before(expected.values), out(expected.values.size());
+    Matrix<E> expected = integers<E>(rows, columns, 9);
+    const Buffer<E> before(expected.values), out(expected.values.size());
     const Buffer<float> device_in(in.values);
     launch(Grid(1, block_threads(), nullptr, SharedTile<columns>::bytes(rows)),
-           store_rows_kernel<R, count, columns>, out.data, device_in.data, before.data);
+           store_rows_kernel<E, R, count, columns>, out.data, device_in.data, before.data);
     for (int m = 0; m < rows; m++)
-        for (int n = 0; n < count * R; n++) expected(m, n) = bf16(in(m, n));
+        for (int n = 0; n < count * R; n++) expected(m, n) = E(in(m, n));
     same(result(out, rows, columns), expected,
          "tile of " + text(R) + ", store_rows of " + text(count) + " tiles in " + text(columns) + " columns");
 }
 template <int R>
 void stored_rows() {
-    check_store_rows<R, 2, 2 * R>();
-    check_store_rows<R, 2, 128>();
-    check_store_rows<R, 4, 128>();
-    check_store_rows<R, 8, 256>();
-    if constexpr (R == 16) check_store_rows<R, 16, 256>();
+    check_store_rows<bf16, R, 2, 2 * R>();
+    check_store_rows<bf16, R, 2, 128>();
+    check_store_rows<bf16, R, 4, 128>();
+    check_store_rows<fp16, R, 4, 128>();
+    check_store_rows<bf16, R, 8, 256>();
+    if constexpr (R == 16) check_store_rows<bf16, R, 16, 256>();
 }
 
 template <int R>
 void tiles() {
     places<R>();
     products_of_rows<R>();
-    accumulators_as_operands<R>();
+    accumulators_as_operands<R, bf16>();
+    accumulators_as_operands<R, fp16>();
     products_of_columns<R>();
     stored_rows<R>();
 }

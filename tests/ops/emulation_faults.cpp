@@ -170,7 +170,7 @@ __global__ void product_kernel(const float* in, float* out) {
     const int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x;
     T::Accumulator sums = {};
     if (lane_index() < lanes)
-        T::multiply(sums, T::Operand{}, T::Operand{});
+        T::multiply<bf16>(sums, T::Operand{}, T::Operand{});
     else if (others_return)
         return;
     out[i] = in[i] + warp_sum(sums.x[0]);

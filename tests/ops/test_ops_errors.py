@@ -14,7 +14,7 @@ def listed(names: list[str]) -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]])
 
 
-STORED = [row["name"] for row in _native.dtypes() if row["in_operations"]]
+STORED = [row["name"] for row in _native.dtypes()]
 FLOATS = [row["name"] for row in _native.dtypes() if row["is_float"]]
 ones, zeros = torch.ones, torch.zeros
 ERRORS = {

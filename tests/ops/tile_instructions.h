@@ -72,20 +72,22 @@ void check_fp8_pairs(Check check) {
 
 #if LLAMAC_WARP == 64
 // "AMD Instinct MI300" Instruction Set Architecture, 7.1.4; AMD matrix instruction calculator.
-template <int R, int K>
+template <int R, int K, class E>
 void check_mfma(const char* what) {
-    check_instruction<R, R, K>(
+    check_instruction<R, R, K, E, E>(
         what, [](int m, int k) { return Place{m + R * (k / 4), k % 4}; },
         [](int k, int n) { return Place{n + R * (k / 4), k % 4}; },
         [](int m, int n) {
             constexpr int block = 4 * (64 / R);  // rows that all lanes together hold in four registers
             return Place{n + R * (m % block / 4), m / block * 4 + m % 4};
         },
-        [](auto& c, auto& a, auto& b) { mfma<R>(c, a, b); });
+        [](auto& c, auto& a, auto& b) { mfma<R, E>(c, a, b); });
 }
 TEST(instructions) {
-    check_mfma<16, 16>("v_mfma_f32_16x16x16_bf16");
-    check_mfma<32, 8>("v_mfma_f32_32x32x8_bf16");
+    check_mfma<16, 16, bf16>("v_mfma_f32_16x16x16_bf16");
+    check_mfma<32, 8, bf16>("v_mfma_f32_32x32x8_bf16");
+    check_mfma<16, 16, fp16>("v_mfma_f32_16x16x16_f16");
+    check_mfma<32, 8, fp16>("v_mfma_f32_32x32x8_f16");
     check_fp8_pairs([]<class EA, class EB>(EA, EB) {
         check_instruction<16, 16, 32, EA, EB>(
             "v_mfma_f32_16x16x32_fp8", [](int m, int k) { return Place{m + 16 * (k / 8), k % 8}; },
@@ -96,13 +98,14 @@ TEST(instructions) {
 }
 #else
 // PTX ISA, Matrix Fragments for mma.m16n8k16 with floating point type.
-inline void check_mma() {
-    check_instruction<16, 8, 16>(
+template <class E>
+void check_mma() {
+    check_instruction<16, 8, 16, E, E>(
         "mma.m16n8k16",
         [](int m, int k) { return Place{m % 8 * 4 + k % 8 / 2, k % 2 + m / 8 * 2 + k / 8 * 4}; },
         [](int k, int n) { return Place{n * 4 + k % 8 / 2, k % 2 + k / 8 * 2}; },
         [](int m, int n) { return Place{m % 8 * 4 + n / 2, n % 2 + m / 8 * 2}; },
-        [](auto& c, auto& a, auto& b) { mma_m16n8k16(c, a, b[0], b[1]); });
+        [](auto& c, auto& a, auto& b) { mma_m16n8k16<E>(c, a, b[0], b[1]); });
 }
 // PTX ISA, Matrix Fragments for mma.m16n8k32.
 inline void check_mma_fp8() {
@@ -137,7 +140,8 @@ void check_ldmatrix() {
     check(out.read() == expected, transposed ? "ldmatrix, transposed" : "ldmatrix");
 }
 TEST(instructions) {
-    check_mma();
+    check_mma<bf16>();
+    check_mma<fp16>();
     check_mma_fp8();
     check_ldmatrix<false>();
     check_ldmatrix<true>();

@@ -59,15 +59,15 @@ void same(const Matrix<T>& found, const Matrix<T>& expected, const std::string& 
 // ---- pieces of kernels
 
 // All threads of the block; then everybody may read.
-template <int columns>
-__device__ void fill(SharedTile<columns> to, const bf16* from, int rows) {
+template <class E, int columns>
+__device__ void fill(SharedTile<columns> to, const E* from, int rows) {
     constexpr int chunks = SharedTile<columns>::chunks;
     for (int i = static_cast<int>(threadIdx.x); i < rows * chunks; i += static_cast<int>(blockDim.x))
         *reinterpret_cast<uint4*>(to.at(i / chunks, i % chunks)) = load128(from + i * 8);
     __syncthreads();
 }
-template <int columns>
-__device__ void dump(bf16* to, SharedTile<columns> from, int rows) {
+template <class E, int columns>
+__device__ void dump(E* to, SharedTile<columns> from, int rows) {
     constexpr int chunks = SharedTile<columns>::chunks;
     for (int i = static_cast<int>(threadIdx.x); i < rows * chunks; i += static_cast<int>(blockDim.x))
         store128(to + i * 8, *reinterpret_cast<const uint4*>(from.at(i / chunks, i % chunks)));

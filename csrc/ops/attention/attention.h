@@ -74,27 +74,40 @@ void attention_backward_naive(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<
 int64_t attention_forward_naive_workspace(const Call& call);
 int64_t attention_backward_naive_workspace(const Call& call);
 
-using ForwardLauncher = void(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
-                             View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
-                             View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
-                             LaunchContext context);
-using BackwardLauncher = void(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                              View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                              View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
-                              View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
-                              LaunchContext context);
 using WorkspaceBytes = int64_t(const Call& call);
 
 // flash_forward.hip, flash_backward.hip
 bool flash_supports(const Call& call), plain_flash_supports(const Call& call);
-ForwardLauncher attention_forward_flash;
-BackwardLauncher attention_backward_flash, attention_backward_flash_atomic;
+template <class E>
+void attention_forward_flash(View<E, 4> out, View<float, 3> lse, View<const E, 4> q, View<const E, 4> k,
+                             View<const E, 4> v, View<const int32_t, 2> first, View<const int32_t, 2> ends,
+                             double scale, bool causal, int64_t window, LaunchContext context);
+template <class E>
+void attention_backward_flash(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
+                              View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,
+                              View<const E, 4> k, View<const E, 4> v, View<const int32_t, 2> first,
+                              View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
+                              LaunchContext context);
+template <class E>
+void attention_backward_flash_atomic(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
+                                     View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,
+                                     View<const E, 4> k, View<const E, 4> v, View<const int32_t, 2> first,
+                                     View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
+                                     LaunchContext context);
 WorkspaceBytes attention_backward_flash_workspace, attention_backward_flash_atomic_workspace;
 
 // wgmma_forward.hip, wgmma_backward.hip; where LLAMAC_WARPGROUPS
 bool wgmma_supports(const Call& call);
-ForwardLauncher attention_forward_wgmma;
-BackwardLauncher attention_backward_wgmma;
+template <class E>
+void attention_forward_wgmma(View<E, 4> out, View<float, 3> lse, View<const E, 4> q, View<const E, 4> k,
+                             View<const E, 4> v, View<const int32_t, 2> first, View<const int32_t, 2> ends,
+                             double scale, bool causal, int64_t window, LaunchContext context);
+template <class E>
+void attention_backward_wgmma(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
+                              View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,
+                              View<const E, 4> k, View<const E, 4> v, View<const int32_t, 2> first,
+                              View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
+                              LaunchContext context);
 WorkspaceBytes attention_forward_wgmma_workspace, attention_backward_wgmma_workspace;
 
 }  // namespace llamac

@@ -176,7 +176,7 @@ double backward_flops(const Call& call) {
     "HD=64)"
 
 Operation attention_forward(
-    "attention_forward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "attention_forward<T: f32 bf16 fp16 f64, A: arithmetic(T)>"
     "(out: T[B,T,NH,HD] strided, lse: A[B,NH,T]; q: T[B,T,NH,HD] strided,"
     " k: T[B,S,NKV,HD] strided, v: T[B,S,NKV,HD] strided, first?: i32[B,T] "
     "begins(S), end?: i32[B,T] ends(S);" LLAMAC_ATTENTION_SCALARS
@@ -191,13 +191,13 @@ Operation attention_forward(
 #if defined(LLAMAC_WARPGROUPS)
      {.name = "wgmma",
       .idea = "as flash, with wgmma, TMA, warps that copy and warps that compute",
-      .instantiations = instantiations<attention_forward_wgmma>(),
+      .instantiations = instantiations<attention_forward_wgmma<bf16>, attention_forward_wgmma<fp16>>(),
       .supports = wgmma_constraints,
       .workspace = attention_forward_wgmma_workspace,
       .chip = hopper},
 #endif
      {"flash", "tiles on matrix cores, running softmax, 128-bit accesses",
-      instantiations<attention_forward_flash>(), flash_constraints},
+      instantiations<attention_forward_flash<bf16>, attention_forward_flash<fp16>>(), flash_constraints},
      {"naive", "repeated keys and values, whole scores in memory",
       instantiations<LLAMAC_FLOATS(attention_forward_naive)>(), nullptr, blocks_of(256),
       attention_forward_naive_workspace},
@@ -206,7 +206,7 @@ Operation attention_forward(
     forward_flops);
 
 Operation attention_backward(
-    "attention_backward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "attention_backward<T: f32 bf16 fp16 f64, A: arithmetic(T)>"
     "(dq: T[B,T,NH,HD] strided, dk: T[B,S,NKV,HD] strided, dv: T[B,S,NKV,HD] strided;"
     " dout: T[B,T,NH,HD] strided, out: T[B,T,NH,HD] strided, lse: A[B,NH,T], q: T[B,T,NH,HD] strided,"
     " k: T[B,S,NKV,HD] strided, v: T[B,S,NKV,HD] strided, first?: i32[B,T] "
@@ -217,19 +217,20 @@ Operation attention_backward(
 #if defined(LLAMAC_WARPGROUPS)
      {.name = "wgmma",
       .idea = "with wgmma and TMA; without masks in one pass, dq added in turns",
-      .instantiations = instantiations<attention_backward_wgmma>(),
+      .instantiations = instantiations<attention_backward_wgmma<bf16>, attention_backward_wgmma<fp16>>(),
       .supports = wgmma_constraints,
       .workspace = attention_backward_wgmma_workspace,
       .chip = hopper},
 #endif
      {.name = "flash",
       .idea = "tiles on matrix cores, p made again from lse, 128-bit accesses",
-      .instantiations = instantiations<attention_backward_flash>(),
+      .instantiations = instantiations<attention_backward_flash<bf16>, attention_backward_flash<fp16>>(),
       .supports = flash_constraints,
       .workspace = attention_backward_flash_workspace},
      {.name = "flash_atomic",
       .idea = "as flash on matrix cores, in one pass, dq by 128-bit atomic adds",
-      .instantiations = instantiations<attention_backward_flash_atomic>(),
+      .instantiations =
+          instantiations<attention_backward_flash_atomic<bf16>, attention_backward_flash_atomic<fp16>>(),
       .supports = flash_atomic_constraints,
       .workspace = attention_backward_flash_atomic_workspace,
       .deterministic = false},

@@ -331,9 +331,11 @@ void attention_backward_cpu(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<co
 
 template decltype(attention_forward_cpu<float>) attention_forward_cpu<float>;
 template decltype(attention_forward_cpu<bf16>) attention_forward_cpu<bf16>;
+template decltype(attention_forward_cpu<fp16>) attention_forward_cpu<fp16>;
 template decltype(attention_forward_cpu<double>) attention_forward_cpu<double>;
 template decltype(attention_backward_cpu<float>) attention_backward_cpu<float>;
 template decltype(attention_backward_cpu<bf16>) attention_backward_cpu<bf16>;
+template decltype(attention_backward_cpu<fp16>) attention_backward_cpu<fp16>;
 template decltype(attention_backward_cpu<double>) attention_backward_cpu<double>;
 
 }  // namespace llamac

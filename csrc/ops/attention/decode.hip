@@ -201,7 +201,7 @@ double decode_bytes(const Call& c) {
 }
 
 Operation attention_decode(
-    "attention_decode<T: f32 bf16 f64, A: arithmetic(T)>"
+    "attention_decode<T: f32 bf16 fp16 f64, A: arithmetic(T)>"
     "(out: T[B,NH,HD] strided, keys~: T[B,M,NKV,HD] strided, values~: T[B,M,NKV,HD] strided;"
     " q: T[B,NH,HD] strided, k: T[B,NKV,HD] strided, v: T[B,NKV,HD] strided, cis: A[M,HD/2,2],"
     " begin: i32[B] <M, end: i32[1] <M;"
@@ -218,7 +218,7 @@ Operation attention_decode(
      {"vectorized", "keys shared out over blocks and groups of lanes, 128-bit accesses",
       instantiations<LLAMAC_FLOATS(attention_decode_vectorized)>(), vectorized_constraints, blocks_of(256),
       attention_decode_vectorized_workspace},
-     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(attention_decode_naive)>(), nullptr,
+     {"naive", "one thread per element", instantiations<LLAMAC_KERNELS(attention_decode_naive)>(), nullptr,
       blocks_of(256), naive_workspace},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(attention_decode_reference), attention_decode_reference<double>>()}},

@@ -38,12 +38,12 @@ template <class T, int size>
 __device__ void load_turned(float (&x)[size], const T* head, const float* cis, int c, int half) {
     const int pair = c < half ? c : c - half;
     float own[size], other[size], turn[2 * size];
-    unpack(load128(head + c), own);
-    unpack(load128(head + (c < half ? c + half : pair)), other);
+    unpack<T>(load128(head + c), own);
+    unpack<T>(load128(head + (c < half ? c + half : pair)), other);
 #pragma unroll
     for (int i = 0; i < 2 * size; i += 4) {
         float angles[4];
-        unpack(load128(cis + 2 * pair + i), angles);
+        unpack<float>(load128(cis + 2 * pair + i), angles);
         for (int j = 0; j < 4; j++) turn[i + j] = angles[j];
     }
 #pragma unroll
@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(block_threads)
 #pragma unroll
         for (int u = 0; u < keys_in_flight; u++) {
             float key[size];
-            unpack(keys[u], key);
-            unpack(values[u], v[u]);
+            unpack<T>(keys[u], key);
+            unpack<T>(values[u], v[u]);
 #pragma unroll
             for (int h = 0; h < heads_; h++) {
                 const float own = score(h, key);
@@ -168,10 +168,10 @@ __global__ void __launch_bounds__(block_threads)
     if (split == share.active - 1) {
         float key[size], v[1][size];
         load_turned(key, o.k.at(b, kv), cis, c, HD / 2);
-        const uint4 rounded = pack(key);
-        unpack(rounded, key);
+        const uint4 rounded = pack<T>(key);
+        unpack<T>(rounded, key);
         const uint4 value = load128(o.v.at(b, kv) + c);
-        unpack(value, v[0]);
+        unpack<T>(value, v[0]);
         if (slot == 0 && head % group == 0) {
             store128(o.keys.at(b, place.end, kv) + c, rounded);
             store128(o.values.at(b, place.end, kv) + c, value);
@@ -308,5 +308,6 @@ void attention_decode_vectorized(View<T, 3> out, View<T, 4> keys, View<T, 4> val
 
 template decltype(attention_decode_vectorized<float>) attention_decode_vectorized<float>;
 template decltype(attention_decode_vectorized<bf16>) attention_decode_vectorized<bf16>;
+template decltype(attention_decode_vectorized<fp16>) attention_decode_vectorized<fp16>;
 
 }  // namespace llamac

@@ -105,13 +105,13 @@ struct WarpMask {
 };
 
 // Whether the kernels without masks refuse a call: it has a mask beside the diagonal, or heads narrower than the tiles.
-template <int HD>
-bool needs_mask(const AttentionMask& v, const View<const bf16, 4>& q) {
+template <int HD, class E>
+bool needs_mask(const AttentionMask& v, const View<const E, 4>& q) {
     return !v.causal || !v.is_plain() || q.shape[3] != HD;
 }
 // f(tile's head size, Masks) for the heads of the call.
-template <class F>
-void on_heads(const AttentionMask& v, const View<const bf16, 4>& q, F f) {
+template <class E, class F>
+void on_heads(const AttentionMask& v, const View<const E, 4>& q, F f) {
     const auto choose = [&](auto head) {
         if (!needs_mask<decltype(head)::value>(v, q))
             f(head, std::integral_constant<Masks, no_masks>{});
@@ -134,17 +134,17 @@ __device__ T* row_of(const View<T, 4>& x, int64_t batch, int64_t row, int64_t he
 
 // delta = sum_d dout * out of one row, in each lane of the group of HD / 8 that calls it, 128 bits a lane; 0 where
 // the row is not `inside`.
-template <int HD>
-__device__ float row_delta(const View<const bf16, 4>& dout, const View<const bf16, 4>& out, int64_t batch,
+template <int HD, class E>
+__device__ float row_delta(const View<const E, 4>& dout, const View<const E, 4>& out, int64_t batch,
                            int64_t row, int64_t head, bool inside) {
-    constexpr int lanes = HD / vector_size<bf16>;
-    const int first = static_cast<int>(threadIdx.x) % lanes * vector_size<bf16>;
+    constexpr int lanes = HD / vector_size<E>;
+    const int first = static_cast<int>(threadIdx.x) % lanes * vector_size<E>;
     float sum = 0;
     if (inside && first < out.shape[3]) {
-        float x[vector_size<bf16>], y[vector_size<bf16>];
-        unpack(load128(row_of(dout, batch, row, head) + first), x);
-        unpack(load128(row_of(out, batch, row, head) + first), y);
-        for (int e = 0; e < vector_size<bf16>; e++) sum += x[e] * y[e];
+        float x[vector_size<E>], y[vector_size<E>];
+        unpack<E>(load128(row_of(dout, batch, row, head) + first), x);
+        unpack<E>(load128(row_of(out, batch, row, head) + first), y);
+        for (int e = 0; e < vector_size<E>; e++) sum += x[e] * y[e];
     }
     for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor(sum, distance);
     return sum;
@@ -177,7 +177,7 @@ struct WarpRows {
 };
 
 // c += a b': rows with rows.
-template <class T, int HD, int row_tiles, bool kept, int count>
+template <class T, class E, int HD, int row_tiles, bool kept, int count>
 __device__ void add_rows_product(typename T::Accumulator (&c)[row_tiles][count],
                                  const WarpRows<T, HD, row_tiles, kept>& a, SharedTile<HD> b) {
 #pragma unroll
@@ -192,7 +192,7 @@ __device__ void add_rows_product(typename T::Accumulator (&c)[row_tiles][count],
 #pragma unroll
             for (int i = 0; i < T::depth; i++)
 #pragma unroll
-                for (int r = 0; r < row_tiles; r++) T::multiply(c[r][n], rows[r][i], columns[i]);
+                for (int r = 0; r < row_tiles; r++) T::template multiply<E>(c[r][n], rows[r][i], columns[i]);
             if constexpr (std::is_same_v<Machine, Wmma>) scheduling_barrier();
         }
     }
@@ -255,21 +255,21 @@ __device__ void mask_unseen(typename T::Accumulator (&c)[row_tiles][count], int 
 }
 
 // Accumulators as the operands of another product: their columns become k.
-template <class T, int row_tiles, int depth>
+template <class T, class E, int row_tiles, int depth>
 struct Packed {
     typename T::Operand operands[row_tiles][depth];
     __device__ explicit Packed(const typename T::Accumulator (&c)[row_tiles][depth]) {
 #pragma unroll
         for (int r = 0; r < row_tiles; r++)
 #pragma unroll
-            for (int d = 0; d < depth; d++) operands[r][d] = T::as_operand(c[r][d], 0);
+            for (int d = 0; d < depth; d++) operands[r][d] = T::template as_operand<E>(c[r][d], 0);
     }
 };
 
 // c += p b.
-template <class T, int HD, int row_tiles, int depth, int count>
+template <class T, class E, int HD, int row_tiles, int depth, int count>
 __device__ void add_columns_product(typename T::Accumulator (&c)[row_tiles][count],
-                                    const Packed<T, row_tiles, depth>& p, SharedTile<HD> b) {
+                                    const Packed<T, E, row_tiles, depth>& p, SharedTile<HD> b) {
     static_assert(tile_rows == 16 && count * tile_rows == HD);
     constexpr int width = T::template width<count>;
 #pragma unroll
@@ -281,7 +281,8 @@ __device__ void add_columns_product(typename T::Accumulator (&c)[row_tiles][coun
 #pragma unroll
             for (int w = 0; w < width; w++)
 #pragma unroll
-                for (int r = 0; r < row_tiles; r++) T::multiply(c[r][n + w], p.operands[r][d], columns[w]);
+                for (int r = 0; r < row_tiles; r++)
+                    T::template multiply<E>(c[r][n + w], p.operands[r][d], columns[w]);
             if constexpr (std::is_same_v<Machine, Wmma>) scheduling_barrier();
         }
 }

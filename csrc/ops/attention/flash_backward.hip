@@ -97,10 +97,10 @@ struct Pass : Walk<HD, mma_sync<M> ? 128 : 64, pass_step<HD, M>, keys_of_warp<HD
     static_assert(Base::warps % query_parts == 0 && column_tiles >= 2);
 };
 
-template <int HD>
+template <class E, int HD>
 __global__ void __launch_bounds__(256)
-    attention_backward_flash_kernel_delta(float* delta, View<const bf16, 4> dout, View<const bf16, 4> out) {
-    constexpr int lanes = HD / vector_size<bf16>;
+    attention_backward_flash_kernel_delta(float* delta, View<const E, 4> dout, View<const E, 4> out) {
+    constexpr int lanes = HD / vector_size<E>;
     const int64_t time = out.shape[1], heads = out.shape[2];
     const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / lanes;  // of [B,T,NH]
     const int64_t b = i / heads / time, t = i / heads % time, h = i % heads;
@@ -110,10 +110,10 @@ __global__ void __launch_bounds__(256)
 }
 
 // The rows that the block owns, of two tensors, taken by its warps.
-template <class C, int HD>
-__device__ void take_rows(WarpRows<T, HD, C::row_tiles>& first, const bf16* first_rows, int64_t first_stride,
-                          WarpRows<T, HD, C::row_tiles>& second, const bf16* second_rows,
-                          int64_t second_stride, int valid, int width) {
+template <class C, class E, int HD>
+__device__ void take_rows(WarpRows<T, HD, C::row_tiles>& first, const E* first_rows, int64_t first_stride,
+                          WarpRows<T, HD, C::row_tiles>& second, const E* second_rows, int64_t second_stride,
+                          int valid, int width) {
     const int row = warp_index() * C::warp_rows;
     const SharedTile<HD> shared_first{dynamic_shared_memory()},
         shared_second{dynamic_shared_memory() + C::second_at};
@@ -134,8 +134,8 @@ __device__ void take_rows(WarpRows<T, HD, C::row_tiles>& first, const bf16* firs
 }
 
 // A sum of a block's rows, scaled, rounded and stored. All warps are done with LDS, and are again after it.
-template <class C, int HD>
-__device__ void store_sum(bf16* to, int64_t stride, T::Accumulator (&sum)[C::row_tiles][C::head_tiles],
+template <class C, int HD, class E>
+__device__ void store_sum(E* to, int64_t stride, T::Accumulator (&sum)[C::row_tiles][C::head_tiles],
                           float scale, int valid, int width) {
     const SharedTile<HD> shared{dynamic_shared_memory()};
 #pragma unroll
@@ -144,7 +144,7 @@ __device__ void store_sum(bf16* to, int64_t stride, T::Accumulator (&sum)[C::row
         for (int n = 0; n < C::head_tiles; n++)
 #pragma unroll
             for (int i = 0; i < T::elements; i++) sum[r][n].x[i] *= scale;
-        T::store_rows(shared, warp_index() * C::warp_rows + r * C::R, sum[r]);
+        T::store_rows<E>(shared, warp_index() * C::warp_rows + r * C::R, sum[r]);
     }
     __syncthreads();
     store_tile<C::rows, HD, C::threads>(to, stride, shared, valid, width);
@@ -163,14 +163,14 @@ struct Statistics<C, true> : Statistics<C, false> {
 
 // For the part of a step from its query `part` on, `query` among all, and the warp's keys from `key` on: dv += p' dout,
 // and ds'.
-template <class C, bool masked, int HD>
-__device__ Packed<T, C::row_tiles, C::part_tiles> add_values(
+template <class E, class C, bool masked, int HD>
+__device__ Packed<T, E, C::row_tiles, C::part_tiles> add_values(
     T::Accumulator (&sum_v)[C::row_tiles][C::head_tiles], const WarpRows<T, HD, C::row_tiles>& rows_k,
     const WarpRows<T, HD, C::row_tiles>& rows_v, SharedTile<HD> shared_q, SharedTile<HD> shared_dout,
     const Statistics<C, masked>& of_step, int part, int query, int key, float scale) {
     const float *const part_lse = of_step.lse + part, *const part_delta = of_step.delta + part;
     T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
-    add_rows_product<T>(p, rows_k, shared_q);
+    add_rows_product<T, E>(p, rows_k, shared_q);
     if constexpr (masked) {
         const int *const begin = of_step.begin + part, *const end = of_step.end + part;
         // No ||: the product would move behind its branch, and hold the registers of all its operands until there.
@@ -187,8 +187,8 @@ __device__ Packed<T, C::row_tiles, C::part_tiles> add_values(
             for (int r = 0; r < C::row_tiles; r++)
                 p[r][m].x[i] = fast_exp2(fmaf(p[r][m].x[i], scale * log2_e, -shift));
         }
-    add_columns_product<T>(sum_v, Packed<T, C::row_tiles, C::part_tiles>(p), shared_dout);
-    add_rows_product<T>(dp, rows_v, shared_dout);
+    add_columns_product<T>(sum_v, Packed<T, E, C::row_tiles, C::part_tiles>(p), shared_dout);
+    add_rows_product<T, E>(dp, rows_v, shared_dout);
 #pragma unroll
     for (int m = 0; m < C::part_tiles; m++)
 #pragma unroll
@@ -197,12 +197,12 @@ __device__ Packed<T, C::row_tiles, C::part_tiles> add_values(
 #pragma unroll
             for (int r = 0; r < C::row_tiles; r++) dp[r][m].x[i] = p[r][m].x[i] * (dp[r][m].x[i] - d);
         }
-    return Packed<T, C::row_tiles, C::part_tiles>(dp);
+    return Packed<T, E, C::row_tiles, C::part_tiles>(dp);
 }
 
 // dq += ds k of a step, for the warp's 32 queries and its columns, to their sums in memory: in the order in which
 // the lanes hold them (the rounding kernel reads them so), so that a warp adds to whole lines.
-template <class C, int HD>
+template <class E, class C, int HD>
 __device__ void add_queries(float* sums, SharedTile<C::step> ds, SharedTile<HD> keys) {
     const int query = warp_index() % C::query_parts * 32, d = warp_index() / C::query_parts * C::columns;
     constexpr int width = T::template width<C::column_tiles>;
@@ -218,7 +218,7 @@ __device__ void add_queries(float* sums, SharedTile<C::step> ds, SharedTile<HD> 
 #pragma unroll
             for (int w = 0; w < width; w++)
 #pragma unroll
-                for (int r = 0; r < C::query_tiles; r++) T::multiply(dq[r][n + w], rows[r], columns[w]);
+                for (int r = 0; r < C::query_tiles; r++) T::multiply<E>(dq[r][n + w], rows[r], columns[w]);
         }
     }
     float* to = sums + warp_index() * 32 * C::columns + lane_index() * 4;
@@ -231,9 +231,9 @@ __device__ void add_queries(float* sums, SharedTile<C::step> ds, SharedTile<HD> 
 }
 
 // dq of a step's queries from their sums.
-template <int HD>
+template <class E, int HD>
 __global__ void __launch_bounds__(Pass<HD>::threads)
-    attention_backward_flash_atomic_kernel_round(View<bf16, 4> dq, const float* sums, float scale) {
+    attention_backward_flash_atomic_kernel_round(View<E, 4> dq, const float* sums, float scale) {
     using C = Pass<HD>;
     const int64_t time = dq.shape[1], heads = dq.shape[2], steps = (time + C::step - 1) / C::step;
     const int64_t head = blockIdx.x / steps, step = blockIdx.x % steps;
@@ -248,13 +248,12 @@ __global__ void __launch_bounds__(Pass<HD>::threads)
 #pragma unroll
             for (int i = 0; i < T::elements; i += 4, from += 4 * warp_size) {
                 float x[4];
-                unpack(load128_streaming(from), x);
+                unpack<float>(load128_streaming(from), x);
                 for (int e = 0; e < 4; e++) {
                     const int row =
                         query + T::template interleaved<C::query_tiles>(r, T::row(T::slot(i + e)));
                     const int column = d + T::template interleaved<C::column_tiles>(n, T::column(i + e));
-                    *reinterpret_cast<bf16*>(rounded.at(row, column / 8) + column % 8 * 2) =
-                        bf16(x[e] * scale);
+                    *reinterpret_cast<E*>(rounded.at(row, column / 8) + column % 8 * 2) = E(x[e] * scale);
                 }
             }
     __syncthreads();
@@ -263,12 +262,11 @@ __global__ void __launch_bounds__(Pass<HD>::threads)
 }
 
 // The keys' kernel of both variants. dq_sums: of flash_atomic, C::step * HD a step of a head.
-template <class C, int HD, Masks kind>
-__device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& dv,
-                                 const View<const bf16, 4>& dout, const float* lse, const float* delta,
-                                 const View<const bf16, 4>& q, const View<const bf16, 4>& k,
-                                 const View<const bf16, 4>& v, const AttentionMask& visible, float scale,
-                                 float* dq_sums) {
+template <class C, int HD, Masks kind, class E>
+__device__ void backward_of_keys(const View<E, 4>& dk, const View<E, 4>& dv, const View<const E, 4>& dout,
+                                 const float* lse, const float* delta, const View<const E, 4>& q,
+                                 const View<const E, 4>& k, const View<const E, 4>& v,
+                                 const AttentionMask& visible, float scale, float* dq_sums) {
     constexpr bool masked = kind != no_masks;
     const int time = static_cast<int>(q.shape[1]), group = static_cast<int>(q.shape[2] / k.shape[2]);
     const int seen = masked ? static_cast<int>(k.shape[1]) : time;
@@ -344,8 +342,8 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
                 continue;
             const int at = part * HD * 2;
             const SharedTile<HD> part_q{shared_q.data + at}, part_dout{part_q.data + C::step_bytes};
-            const auto ds = add_values<C, masked>(sum_v, rows_k, rows_v, part_q, part_dout, of_step, part,
-                                                  t0 + part, row, scale);
+            const auto ds = add_values<E, C, masked>(sum_v, rows_k, rows_v, part_q, part_dout, of_step, part,
+                                                     t0 + part, row, scale);
             if constexpr (C::adds_queries) {
                 const SharedTile<C::step> shared_ds{dynamic_shared_memory() + C::ds_at};
 #pragma unroll
@@ -361,9 +359,9 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
             __syncthreads();  // the block's ds' is there
             const int64_t head = tile.batch * q.shape[2] + tile.head * group + of_group;
             const int64_t step = head * ((time + C::step - 1) / C::step) + t0 / C::step;
-            add_queries<C>(dq_sums + step * C::step * HD,
-                           SharedTile<C::step>{dynamic_shared_memory() + C::ds_at},
-                           SharedTile<HD>{dynamic_shared_memory()});
+            add_queries<E, C>(dq_sums + step * C::step * HD,
+                              SharedTile<C::step>{dynamic_shared_memory() + C::ds_at},
+                              SharedTile<HD>{dynamic_shared_memory()});
         }
     }
     __syncthreads();
@@ -372,29 +370,29 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
     store_sum<C, HD>(row_of(dv, tile.batch, first, tile.head), dv.stride[1], sum_v, 1, seen - first, width);
 }
 
-template <int HD, Masks kind>
+template <class E, int HD, Masks kind>
 __global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_backward_flash_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                                         const float* lse, const float* delta, View<const bf16, 4> q,
-                                         View<const bf16, 4> k, View<const bf16, 4> v, AttentionMask visible,
+    attention_backward_flash_kernel_keys(View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
+                                         const float* lse, const float* delta, View<const E, 4> q,
+                                         View<const E, 4> k, View<const E, 4> v, AttentionMask visible,
                                          float scale) {
     backward_of_keys<Keys<HD>, HD, kind>(dk, dv, dout, lse, delta, q, k, v, visible, scale, nullptr);
 }
 
-template <int HD>
+template <class E, int HD>
 __global__ void __launch_bounds__(Pass<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_backward_flash_atomic_kernel(float* dq_sums, View<bf16, 4> dk, View<bf16, 4> dv,
-                                           View<const bf16, 4> dout, const float* lse, const float* delta,
-                                           View<const bf16, 4> q, View<const bf16, 4> k,
-                                           View<const bf16, 4> v, AttentionMask visible, float scale) {
+    attention_backward_flash_atomic_kernel(float* dq_sums, View<E, 4> dk, View<E, 4> dv,
+                                           View<const E, 4> dout, const float* lse, const float* delta,
+                                           View<const E, 4> q, View<const E, 4> k, View<const E, 4> v,
+                                           AttentionMask visible, float scale) {
     backward_of_keys<Pass<HD>, HD, no_masks>(dk, dv, dout, lse, delta, q, k, v, visible, scale, dq_sums);
 }
 
-template <int HD, Masks kind>
+template <class E, int HD, Masks kind>
 __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_backward_flash_kernel_queries(View<bf16, 4> dq, View<const bf16, 4> dout, const float* lse,
-                                            const float* delta, View<const bf16, 4> q, View<const bf16, 4> k,
-                                            View<const bf16, 4> v, AttentionMask visible, float scale) {
+    attention_backward_flash_kernel_queries(View<E, 4> dq, View<const E, 4> dout, const float* lse,
+                                            const float* delta, View<const E, 4> q, View<const E, 4> k,
+                                            View<const E, 4> v, AttentionMask visible, float scale) {
     using C = Queries<HD>;
     constexpr bool masked = kind != no_masks;
     const int time = static_cast<int>(q.shape[1]), blocks = (time + C::rows - 1) / C::rows;
@@ -446,13 +444,13 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         const SharedTile<HD> shared_k{steps + s0 / C::step % 2 * 2 * C::step_bytes},
             shared_v{shared_k.data + C::step_bytes};
         T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
-        add_rows_product<T>(p, rows_q, shared_k);
+        add_rows_product<T, E>(p, rows_q, shared_k);
         if constexpr (masked) {
             if (!own.all(s0, C::step)) mask_unseen<T>(p, sight, row, s0);
         } else if (s0 + C::step - 1 > row) {
             mask<T, Masked::columns_after>(p, s0 - row);
         }
-        add_rows_product<T>(dp, rows_dout, shared_v);  // before the branch its operands would outlive it
+        add_rows_product<T, E>(dp, rows_dout, shared_v);  // before the branch its operands would outlive it
 #pragma unroll
         for (int r = 0; r < C::row_tiles; r++)
 #pragma unroll
@@ -463,21 +461,20 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
                     const float x = fast_exp2(fmaf(p[r][n].x[i], scale * log2_e, -row_lse[r][slot]));
                     dp[r][n].x[i] = x * (dp[r][n].x[i] - row_delta[r][slot]);
                 }
-        add_columns_product<T>(sum, Packed<T, C::row_tiles, C::part_tiles>(dp), shared_k);
+        add_columns_product<T>(sum, Packed<T, E, C::row_tiles, C::part_tiles>(dp), shared_k);
     }
     __syncthreads();
     store_sum<C, HD>(row_of(dq, tile.batch, first, tile.head), dq.stride[1], sum, scale, time - first, width);
 }
 
-template <int HD>
-void find_delta(float* delta, View<const bf16, 4> dout, View<const bf16, 4> out,
-                const LaunchContext& context) {
-    const int64_t vectors = out.shape[0] * out.shape[1] * out.shape[2] * (HD / vector_size<bf16>);
-    launch(Grid(blocks_for(vectors, 256), 256, context.stream), attention_backward_flash_kernel_delta<HD>,
+template <int HD, class E>
+void find_delta(float* delta, View<const E, 4> dout, View<const E, 4> out, const LaunchContext& context) {
+    const int64_t vectors = out.shape[0] * out.shape[1] * out.shape[2] * (HD / vector_size<E>);
+    launch(Grid(blocks_for(vectors, 256), 256, context.stream), attention_backward_flash_kernel_delta<E, HD>,
            delta, dout, out);
 }
-template <class C>
-unsigned blocks_of(const View<const bf16, 4>& rows) {
+template <class C, class E>
+unsigned blocks_of(const View<const E, 4>& rows) {
     return blocks_for((rows.shape[1] + C::rows - 1) / C::rows * rows.shape[2] * rows.shape[0], 1);
 }
 
@@ -500,9 +497,10 @@ int64_t sums_bytes(int64_t B, int64_t time, int64_t NH, int64_t HD) {
 
 }  // namespace
 
-void attention_backward_flash(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                              View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                              View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
+template <class E>
+void attention_backward_flash(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
+                              View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,
+                              View<const E, 4> k, View<const E, 4> v, View<const int32_t, 2> first,
                               View<const int32_t, 2> ends, double scale_, bool causal, int64_t window,
                               LaunchContext context) {
     const float scale = static_cast<float>(scale_);
@@ -517,23 +515,26 @@ void attention_backward_flash(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> 
             using OfQueries = Queries<HD, decltype(machine)>;
             launch(Grid(blocks_of<OfKeys>(k), OfKeys::threads, context.stream,
                         OfKeys::tiles_end + 2 * sizeof(Statistics<OfKeys, kind != no_masks>)),
-                   attention_backward_flash_kernel_keys<HD, kind>, dk, dv, dout, lse.data, delta, q, k, v,
+                   attention_backward_flash_kernel_keys<E, HD, kind>, dk, dv, dout, lse.data, delta, q, k, v,
                    visible, scale);
             launch(Grid(blocks_of<OfQueries>(q), OfQueries::threads, context.stream, OfQueries::tiles_end),
-                   attention_backward_flash_kernel_queries<HD, kind>, dq, dout, lse.data, delta, q, k, v,
+                   attention_backward_flash_kernel_queries<E, HD, kind>, dq, dout, lse.data, delta, q, k, v,
                    visible, scale);
         });
     });
 }
 
+template decltype(attention_backward_flash<bf16>) attention_backward_flash<bf16>;
+template decltype(attention_backward_flash<fp16>) attention_backward_flash<fp16>;
+
 int64_t attention_backward_flash_workspace(const Call& call) {
     return call["B"] * call["NH"] * call["T"] * 4;
 }
 
-void attention_backward_flash_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv,
-                                     View<const bf16, 4> dout, View<const bf16, 4> out,
-                                     View<const float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                                     View<const bf16, 4> v, View<const int32_t, 2> first,
+template <class E>
+void attention_backward_flash_atomic(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
+                                     View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,
+                                     View<const E, 4> k, View<const E, 4> v, View<const int32_t, 2> first,
                                      View<const int32_t, 2> ends, double scale_, bool causal, int64_t window,
                                      LaunchContext context) {
     const float scale = static_cast<float>(scale_);
@@ -547,12 +548,14 @@ void attention_backward_flash_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf
         find_delta<HD>(delta, dout, out, context);
         launch(Grid(blocks_of<C>(k), C::threads, context.stream,
                     C::tiles_end + 2 * sizeof(Statistics<C, false>)),
-               attention_backward_flash_atomic_kernel<HD>, sums, dk, dv, dout, lse.data, delta, q, k, v,
+               attention_backward_flash_atomic_kernel<E, HD>, sums, dk, dv, dout, lse.data, delta, q, k, v,
                visible, scale);
         launch(Grid(blocks_for(bytes / 4, C::step * HD), C::threads, context.stream, C::step_bytes),
-               attention_backward_flash_atomic_kernel_round<HD>, dq, sums, scale);
+               attention_backward_flash_atomic_kernel_round<E, HD>, dq, sums, scale);
     });
 }
+
+template decltype(attention_backward_flash_atomic<bf16>) attention_backward_flash_atomic<bf16>;
 
 int64_t attention_backward_flash_atomic_workspace(const Call& call) {
     int64_t bytes = attention_backward_flash_workspace(call);

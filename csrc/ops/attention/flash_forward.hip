@@ -98,11 +98,10 @@ __device__ void softmax(T::Accumulator (&s)[C::row_tiles][C::key_tiles],
         }
 }
 
-template <int HD, Masks kind>
+template <class E, int HD, Masks kind>
 __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_forward_flash_kernel(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
-                                   View<const bf16, 4> k, View<const bf16, 4> v, AttentionMask visible,
-                                   float scale) {
+    attention_forward_flash_kernel(View<E, 4> out, View<float, 3> lse, View<const E, 4> q, View<const E, 4> k,
+                                   View<const E, 4> v, AttentionMask visible, float scale) {
     using C = Forward<HD>;
     constexpr bool masked = kind != no_masks;
     const int time = static_cast<int>(q.shape[1]), seen = masked ? static_cast<int>(k.shape[1]) : time;
@@ -136,8 +135,8 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     const int begin = masked ? sight.begin(first) / C::keys * C::keys : 0;
     const int end = masked ? sight.end(until - 1) : until;
     TileCopy<C::keys, HD, C::threads> copy_k, copy_v;
-    const bf16* next_k = row_of(k, tile.batch, begin, key_head);
-    const bf16* next_v = row_of(v, tile.batch, begin, key_head);
+    const E* next_k = row_of(k, tile.batch, begin, key_head);
+    const E* next_v = row_of(v, tile.batch, begin, key_head);
     const auto begin_k = [&](int stage, int valid) {
         copy_k.begin({shared_k.data + stage}, next_k, k.stride[1], valid, width);
         next_k += C::keys * k.stride[1];
@@ -165,7 +164,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         T::Accumulator s[C::row_tiles][C::key_tiles] = {};
         if (any) {
             set_priority<1>();  // of two waves of a SIMD the one in its products goes first
-            add_rows_product<T>(s, rows_q, SharedTile<HD>{shared_k.data + stage});
+            add_rows_product<T, E>(s, rows_q, SharedTile<HD>{shared_k.data + stage});
             set_priority<0>();
             if constexpr (masked) {
                 if (!own.all(s0, C::keys)) mask_unseen<T>(s, sight, first + row, s0);
@@ -174,7 +173,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
             }
             softmax<C, masked>(s, o, rows, scale * log2_e);
         }
-        const Packed<T, C::row_tiles, C::key_tiles> p(s);
+        const Packed<T, E, C::row_tiles, C::key_tiles> p(s);
         if (C::stages == 1) {
             copy_v.end();
             __syncthreads();  // and k is read
@@ -200,7 +199,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
                 for (int i = 0; i < T::elements; i++)
                     if (T::slot(i) == slot) o[r][n].x[i] *= share;
         }
-        T::store_rows(shared_q, row + r * C::R, o[r]);
+        T::store_rows<E>(shared_q, row + r * C::R, o[r]);
     }
     __syncthreads();
     store_tile<C::queries, HD, C::threads>(row_of(out, tile.batch, first, tile.head), out.stride[1], shared_q,
@@ -209,10 +208,10 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 
 }  // namespace
 
-void attention_forward_flash(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
-                             View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
-                             View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
-                             LaunchContext context) {
+template <class E>
+void attention_forward_flash(View<E, 4> out, View<float, 3> lse, View<const E, 4> q, View<const E, 4> k,
+                             View<const E, 4> v, View<const int32_t, 2> first, View<const int32_t, 2> ends,
+                             double scale, bool causal, int64_t window, LaunchContext context) {
     const AttentionMask visible(q, k, first, ends, causal, window);
     on_heads(visible, q, [&](auto head, auto masked) {
         constexpr int HD = decltype(head)::value;
@@ -221,11 +220,14 @@ void attention_forward_flash(View<bf16, 4> out, View<float, 3> lse, View<const b
             const int64_t blocks = (q.shape[1] + C::queries - 1) / C::queries;
             launch(Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), C::threads, context.stream,
                         C::shared_bytes),
-                   attention_forward_flash_kernel<HD, decltype(masked)::value>, out, lse, q, k, v, visible,
+                   attention_forward_flash_kernel<E, HD, decltype(masked)::value>, out, lse, q, k, v, visible,
                    static_cast<float>(scale));
         });
     });
 }
+
+template decltype(attention_forward_flash<bf16>) attention_forward_flash<bf16>;
+template decltype(attention_forward_flash<fp16>) attention_forward_flash<fp16>;
 
 bool plain_flash_supports(const Call& call) {
     return (call["HD"] == 64 || call["HD"] == 128) && is_plain_causal(call) && flash_supports(call);
@@ -238,7 +240,7 @@ bool flash_supports(const Call& call) {
     for (size_t i = 0; i < call.op->operands.size(); i++) {
         const Tensor& t = call.tensor[i];
         if (t.rank != 4) continue;
-        whole &= t.dtype == DType::bf16 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+        whole &= size_of(t.dtype) == 2 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
         for (int d = 0; d < 3; d++) whole &= t.shape[d] == 1 || t.stride[d] % 8 == 0;
         whole &= t.stride[1] < int64_t{1} << 31;  // tile_copy.h counts rows so
     }

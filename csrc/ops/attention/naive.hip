@@ -228,7 +228,9 @@ void attention_backward_naive(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<
 
 template decltype(attention_forward_naive<float>) attention_forward_naive<float>;
 template decltype(attention_forward_naive<bf16>) attention_forward_naive<bf16>;
+template decltype(attention_forward_naive<fp16>) attention_forward_naive<fp16>;
 template decltype(attention_backward_naive<float>) attention_backward_naive<float>;
 template decltype(attention_backward_naive<bf16>) attention_backward_naive<bf16>;
+template decltype(attention_backward_naive<fp16>) attention_backward_naive<fp16>;
 
 }  // namespace llamac

@@ -33,6 +33,7 @@ void attention_forward_one_query(View<T, 4> out, View<arithmetic<T>, 3> lse, Vie
 
 template decltype(attention_forward_one_query<float>) attention_forward_one_query<float>;
 template decltype(attention_forward_one_query<bf16>) attention_forward_one_query<bf16>;
+template decltype(attention_forward_one_query<fp16>) attention_forward_one_query<fp16>;
 template decltype(attention_forward_one_query<double>) attention_forward_one_query<double>;
 
 }  // namespace llamac

@@ -8,7 +8,7 @@
 namespace llamac {
 
 // `rows` rows of a head as load_tile lays them: panels of 64 columns, 128 bytes a row.
-template <int HD, int rows>
+template <class E, int HD, int rows>
 struct Panels {
     static constexpr int panel = rows * 128;
     static constexpr int bytes = HD / 64 * panel;
@@ -21,7 +21,8 @@ struct Panels {
 };
 
 // [B,T,heads,HD] as TMA sees it.
-inline TensorMap map_of(View<const bf16, 4> x, int rows) {
+template <class E>
+TensorMap map_of(View<const E, 4> x, int rows) {
     return make_tensor_map(x.data, {x.shape[3], x.shape[1], x.shape[2], x.shape[0]},
                            {1, x.stride[1], x.stride[2], x.stride[0]}, rows);
 }
@@ -112,8 +113,8 @@ struct SeenColumns {
     }
 };
 
-template <int HD, int rows>
-__device__ void load_rows(Panels<HD, rows>& to, const TensorMap& map, SharedBarrier& full, int row,
+template <class E, int HD, int rows>
+__device__ void load_rows(Panels<E, HD, rows>& to, const TensorMap& map, SharedBarrier& full, int row,
                           int64_t head, int64_t batch) {
     for (int p = 0; p < HD / 64; p++)
         load_tile(to.data + p * to.panel, map, full, 64 * p, row, static_cast<int>(head),
@@ -121,65 +122,61 @@ __device__ void load_rows(Panels<HD, rows>& to, const TensorMap& map, SharedBarr
 }
 
 // c = a b': 64 rows of a from `first` on with all rows of b.
-template <int HD, int a_rows, int rows>
-__device__ void begin_rows_product(float (&c)[rows / 2], const Panels<HD, a_rows>& a, int first,
-                                   const Panels<HD, rows>& b) {
+template <class E, int HD, int a_rows, int rows>
+__device__ void begin_rows_product(float (&c)[rows / 2], const Panels<E, HD, a_rows>& a, int first,
+                                   const Panels<E, HD, rows>& b) {
     const uint64_t left = shared_operand(a.data + first * 128), right = shared_operand(b.data);
 #pragma unroll
     for (int d = 0; d < HD / 16; d++) {
         const uint64_t at_left = advance(left, d / 4 * a.panel + d % 4 * 32),
                        at_right = advance(right, d / 4 * b.panel + d % 4 * 32);
         if (d == 0)
-            warpgroup_multiply<true, false>(c, at_left, at_right);
+            warpgroup_multiply<E, true, false>(c, at_left, at_right);
         else
-            warpgroup_multiply<false, false>(c, at_left, at_right);
+            warpgroup_multiply<E, false, false>(c, at_left, at_right);
     }
     warpgroup_commit();
 }
 // c += p b, p as pack() gives it.
-template <int HD, int rows>
+template <class E, int HD, int rows>
 __device__ void begin_columns_product(float (&c)[HD / 2], const uint32_t (&p)[rows / 16][4],
-                                      const Panels<HD, rows>& b) {
+                                      const Panels<E, HD, rows>& b) {
     const uint64_t right = shared_operand(b.data, b.panel);
 #pragma unroll
     for (int d = 0; d < rows / 16; d++)
-        warpgroup_multiply<false, true>(c, p[d], advance(right, d * 16 * 128));
+        warpgroup_multiply<E, false, true>(c, p[d], advance(right, d * 16 * 128));
     warpgroup_commit();
 }
 // c += p b, p in LDS: 64 rows of p from `first` on.
-template <int HD, int p_rows, int rows>
-__device__ void begin_columns_product(float (&c)[HD / 2], const Panels<rows, p_rows>& p, int first,
-                                      const Panels<HD, rows>& b) {
+template <class E, int HD, int p_rows, int rows>
+__device__ void begin_columns_product(float (&c)[HD / 2], const Panels<E, rows, p_rows>& p, int first,
+                                      const Panels<E, HD, rows>& b) {
     static_assert(rows == 64, "one panel");
     const uint64_t left = shared_operand(p.data + first * 128), right = shared_operand(b.data, b.panel);
 #pragma unroll
     for (int d = 0; d < rows / 16; d++)
-        warpgroup_multiply<false, true>(c, advance(left, d * 32), advance(right, d * 16 * 128));
+        warpgroup_multiply<E, false, true>(c, advance(left, d * 32), advance(right, d * 16 * 128));
     warpgroup_commit();
 }
 // A product's sums as the operand of another, rounded.
-template <int n>
+template <class E, int n>
 __device__ void pack(uint32_t (&p)[n / 8][4], const float (&s)[n]) {
 #pragma unroll
-    for (int i = 0; i < n; i += 2) p[i / 8][i / 2 % 4] = bf16_pair(s[i], s[i + 1]);
-}
-
-__device__ inline float2 bf16_values(uint32_t pair) {
-    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+    for (int i = 0; i < n; i += 2) p[i / 8][i / 2 % 4] = pair_bits<E>(s[i], s[i + 1]);
 }
 
 // A consumer's 64 rows of a product, each scaled, rounded, through its own rows of `through` to memory: those below
 // `valid`, `to` being the first, and `width` of their columns.
-template <int HD, int rows>
-__device__ void store_product(bf16* to, int64_t stride, const float (&c)[HD / 2], const float (&scale)[2],
-                              Panels<HD, rows>& through, const Consumer& consumer, int valid, int width) {
+template <class E, int HD, int rows>
+__device__ void store_product(E* to, int64_t stride, const float (&c)[HD / 2], const float (&scale)[2],
+                              Panels<E, HD, rows>& through, const Consumer& consumer, int valid, int width) {
     const int first = consumer.index * 64;
 #pragma unroll
     for (int i = 0; i < HD / 2; i += 2) {
         const int slot = i / 2 % 2;
         *reinterpret_cast<uint32_t*>(through.at(first + consumer.row + 8 * slot, i / 4) +
                                      consumer.column * 2) =
-            bf16_pair(c[i] * scale[slot], c[i + 1] * scale[slot]);
+            pair_bits<E>(c[i] * scale[slot], c[i + 1] * scale[slot]);
     }
     named_barrier_wait(3 + consumer.index, warpgroup_size);
     for (int i = consumer.thread; i < 64 * HD / 8; i += warpgroup_size) {

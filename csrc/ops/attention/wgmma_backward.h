@@ -13,10 +13,11 @@ struct Statistics {
 };
 
 // wgmma_backward_turns.hip: calls without masks but, perhaps, the diagonal, heads of 64 or 128. workspace: behind the statistics.
-void attention_backward_wgmma_turns(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv,
-                                    View<const bf16, 4> dout, View<const bf16, 4> q, View<const bf16, 4> k,
-                                    View<const bf16, 4> v, const Statistics& statistics, float scale,
-                                    bool causal, void* workspace, hipStream_t stream);
+template <class E>
+void attention_backward_wgmma_turns(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
+                                    View<const E, 4> q, View<const E, 4> k, View<const E, 4> v,
+                                    const Statistics& statistics, float scale, bool causal, void* workspace,
+                                    hipStream_t stream);
 int64_t attention_backward_wgmma_turns_bytes(int64_t queries, int64_t HD);  // of all heads and batches
 
 }  // namespace llamac

@@ -20,12 +20,12 @@ int64_t padded_time(int64_t time) {
     return (time + rows - 1) / rows * rows;
 }
 
-template <int HD>
+template <class E, int HD>
 __global__ void __launch_bounds__(256)
-    attention_backward_wgmma_kernel_statistics(float* scaled_lse, float* delta, View<const bf16, 4> dout,
-                                               View<const bf16, 4> out, View<const float, 3> lse,
+    attention_backward_wgmma_kernel_statistics(float* scaled_lse, float* delta, View<const E, 4> dout,
+                                               View<const E, 4> out, View<const float, 3> lse,
                                                int64_t padded) {
-    constexpr int lanes = HD / vector_size<bf16>;
+    constexpr int lanes = HD / vector_size<E>;
     const int64_t heads = out.shape[2];
     const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / lanes;  // of [B,padded,NH]
     const int64_t b = i / heads / padded, t = i / heads % padded, h = i % heads;
@@ -40,11 +40,11 @@ __global__ void __launch_bounds__(256)
 
 // Queries a step: with 128 columns the sums leave no room for more; with 64, 128 queries spill and are slower.
 constexpr int step = 64;
-template <int HD>
+template <class E, int HD>
 struct Keys {
     static constexpr int stages = 3;
-    Panels<HD, rows> k, v;
-    Panels<HD, step> q[stages], dout[stages];
+    Panels<E, HD, rows> k, v;
+    Panels<E, HD, step> q[stages], dout[stages];
     alignas(16) float lse[stages][step], delta[stages][step];
     SharedBarrier own_full;
     Pipeline<stages, consumers> pipeline;
@@ -62,20 +62,21 @@ struct Keys {
 };
 // ---- queries: s = q k', dp = dout v', dq += ds k
 
-template <int HD>
+template <class E, int HD>
 struct Queries {
     static constexpr int stages = 2;
-    Panels<HD, rows> q, dout, k[stages], v[stages];
+    Panels<E, HD, rows> q, dout, k[stages], v[stages];
     SharedBarrier own_full;
     Pipeline<stages, consumers> of_k, of_v;
 };
 
 #if defined(LLAMAC_WARPGROUP_CODE)
-template <int HD>
-__device__ void copy_queries(Keys<HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
-                             const TensorMap& v, const float* lse, const float* delta, const auto& sight,
-                             const BlockTile& tile, int64_t heads, int group, int64_t padded) {
-    using C = Keys<HD>;
+template <class E, int HD>
+__device__ void copy_queries(Keys<E, HD>& shared, const TensorMap& q, const TensorMap& dout,
+                             const TensorMap& k, const TensorMap& v, const float* lse, const float* delta,
+                             const auto& sight, const BlockTile& tile, int64_t heads, int group,
+                             int64_t padded) {
+    using C = Keys<E, HD>;
     const int first = static_cast<int>(tile.block) * rows;
     shared.own_full.arrive_expecting(shared.k.bytes + shared.v.bytes);
     load_rows(shared.k, k, shared.own_full, first, tile.head, tile.batch);
@@ -96,10 +97,10 @@ __device__ void copy_queries(Keys<HD>& shared, const TensorMap& q, const TensorM
     }
 }
 
-template <int HD>
-__device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv, const auto& sight,
+template <class E, int HD>
+__device__ void compute_keys(Keys<E, HD>& shared, View<E, 4>& dk, View<E, 4>& dv, const auto& sight,
                              const BlockTile& tile, int group, float scale) {
-    using C = Keys<HD>;
+    using C = Keys<E, HD>;
     const Consumer consumer;
     const int block = static_cast<int>(tile.block) * rows, first = block + consumer.index * 64;
     const typename C::Steps steps(sight, block);
@@ -136,7 +137,7 @@ __device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>&
             s[i + 3] = fast_exp2(fmaf(s[i + 3], scale * log2_e, -shift.y));
         }
         own.hide(s, t0, 0);
-        pack(p, s);
+        pack<E>(p, s);
         warpgroup_arrive();
         begin_columns_product(sum_v, p, shared.dout[stage.index]);
         warpgroup_wait<1>();
@@ -150,7 +151,7 @@ __device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>&
             dp[i + 2] = s[i + 2] * (dp[i + 2] - d.x);
             dp[i + 3] = s[i + 3] * (dp[i + 3] - d.y);
         }
-        pack(ds, dp);
+        pack<E>(ds, dp);
         warpgroup_arrive();
         begin_columns_product(sum_k, ds, shared.q[stage.index]);
     }
@@ -175,16 +176,16 @@ struct KeyBlocks {
     __device__ int key(int n) const { return (first + count - 1 - n) * rows; }
 };
 
-template <int HD>
-__device__ void copy_keys(Queries<HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
-                          const TensorMap& v, const auto& sight, int block, const BlockTile& tile,
-                          int64_t key_head) {
-    using C = Queries<HD>;
+template <class E, int HD>
+__device__ void copy_keys(Queries<E, HD>& shared, const TensorMap& q, const TensorMap& dout,
+                          const TensorMap& k, const TensorMap& v, const auto& sight, int block,
+                          const BlockTile& tile, int64_t key_head) {
+    using C = Queries<E, HD>;
     shared.own_full.arrive_expecting(shared.q.bytes + shared.dout.bytes);
     load_rows(shared.q, q, shared.own_full, block * rows, tile.head, tile.batch);
     load_rows(shared.dout, dout, shared.own_full, block * rows, tile.head, tile.batch);
     const KeyBlocks steps(sight, block);
-    const auto load = [&](Panels<HD, rows>(&to)[C::stages], const TensorMap& map,
+    const auto load = [&](Panels<E, HD, rows>(&to)[C::stages], const TensorMap& map,
                           Pipeline<C::stages, consumers>& pipeline, int n) {
         const Stage<C::stages> stage(n);
         pipeline.free[stage.index].wait(stage.phase ^ 1);
@@ -197,11 +198,11 @@ __device__ void copy_keys(Queries<HD>& shared, const TensorMap& q, const TensorM
     }
 }
 
-template <int HD>
-__device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const float* lse, const float* delta,
+template <class E, int HD>
+__device__ void compute_queries(Queries<E, HD>& shared, View<E, 4>& dq, const float* lse, const float* delta,
                                 const auto& sight, int block, const BlockTile& tile, int64_t padded,
                                 float scale) {
-    using C = Queries<HD>;
+    using C = Queries<E, HD>;
     const Consumer consumer;
     const int first = block * rows + consumer.index * 64;
     const int64_t at = (tile.batch * dq.shape[2] + tile.head) * padded + first + consumer.row;
@@ -234,7 +235,7 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
         shared.of_v.free[stage.index].arrive_as_warp();
 #pragma unroll
         for (int i = 0; i < rows / 2; i++) dp[i] = s[i] * (dp[i] - d[i / 2 % 2]);
-        pack(ds, dp);
+        pack<E>(ds, dp);
         warpgroup_arrive();
         begin_columns_product(sum, ds, shared.k[stage.index]);
     }
@@ -245,16 +246,16 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
 }
 #endif
 
-template <int HD, Masks kind>
+template <class E, int HD, Masks kind>
 __global__ void __launch_bounds__(Threads::threads, 1)
-    attention_backward_wgmma_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, AttentionMask visible,
+    attention_backward_wgmma_kernel_keys(View<E, 4> dk, View<E, 4> dv, AttentionMask visible,
                                          LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                          LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                          LLAMAC_KERNEL_CONSTANT const TensorMap k,
                                          LLAMAC_KERNEL_CONSTANT const TensorMap v, const float* lse,
                                          const float* delta, int group, int64_t padded, float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
-    Keys<HD>& shared = aligned_shared_memory<Keys<HD>>();
+    Keys<E, HD>& shared = aligned_shared_memory<Keys<E, HD>>();
     if (threadIdx.x == 0) {
         shared.own_full.init(1);
         shared.pipeline.init(shared.pipeline.threads);
@@ -275,16 +276,16 @@ __global__ void __launch_bounds__(Threads::threads, 1)
 #endif
 }
 
-template <int HD, Masks kind>
+template <class E, int HD, Masks kind>
 __global__ void __launch_bounds__(Threads::threads, 1)
-    attention_backward_wgmma_kernel_queries(View<bf16, 4> dq, AttentionMask visible,
+    attention_backward_wgmma_kernel_queries(View<E, 4> dq, AttentionMask visible,
                                             LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                             LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                             LLAMAC_KERNEL_CONSTANT const TensorMap k,
                                             LLAMAC_KERNEL_CONSTANT const TensorMap v, const float* lse,
                                             const float* delta, int group, int64_t padded, float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
-    Queries<HD>& shared = aligned_shared_memory<Queries<HD>>();
+    Queries<E, HD>& shared = aligned_shared_memory<Queries<E, HD>>();
     if (threadIdx.x == 0) {
         shared.own_full.init(1);
         shared.of_k.init(shared.of_k.warps);
@@ -306,30 +307,30 @@ __global__ void __launch_bounds__(Threads::threads, 1)
 #endif
 }
 
-template <int HD, Masks kind>
-void launch_masked(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                   View<const bf16, 4> q, View<const bf16, 4> k, View<const bf16, 4> v,
-                   const AttentionMask& visible, const Statistics& statistics, float scale,
-                   hipStream_t stream) {
+template <class E, int HD, Masks kind>
+void launch_masked(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout, View<const E, 4> q,
+                   View<const E, 4> k, View<const E, 4> v, const AttentionMask& visible,
+                   const Statistics& statistics, float scale, hipStream_t stream) {
     const int64_t B = q.shape[0], NH = q.shape[2], NKV = k.shape[2], padded = statistics.padded;
     const int group = static_cast<int>(NH / NKV);
     launch(Grid(blocks_for(padded_time(k.shape[1]) / rows * NKV * B, 1), Threads::threads, stream,
-                aligned_shared_bytes<Keys<HD>>),
-           attention_backward_wgmma_kernel_keys<HD, kind>, dk, dv, visible, map_of(dout, step),
+                aligned_shared_bytes<Keys<E, HD>>),
+           attention_backward_wgmma_kernel_keys<E, HD, kind>, dk, dv, visible, map_of(dout, step),
            map_of(q, step), map_of(k, rows), map_of(v, rows), statistics.lse, statistics.delta, group, padded,
            scale);
     launch(Grid(blocks_for(padded / rows * NH * B, 1), Threads::threads, stream,
-                aligned_shared_bytes<Queries<HD>>),
-           attention_backward_wgmma_kernel_queries<HD, kind>, dq, visible, map_of(dout, rows),
+                aligned_shared_bytes<Queries<E, HD>>),
+           attention_backward_wgmma_kernel_queries<E, HD, kind>, dq, visible, map_of(dout, rows),
            map_of(q, rows), map_of(k, rows), map_of(v, rows), statistics.lse, statistics.delta, group, padded,
            scale);
 }
 
 }  // namespace
 
-void attention_backward_wgmma(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                              View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                              View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
+template <class E>
+void attention_backward_wgmma(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
+                              View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,
+                              View<const E, 4> k, View<const E, 4> v, View<const int32_t, 2> first,
                               View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
                               LaunchContext context) {
     const AttentionMask visible(q, k, first, ends, causal, window);
@@ -339,18 +340,21 @@ void attention_backward_wgmma(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> 
         const int64_t B = q.shape[0], NH = q.shape[2], padded = padded_time(q.shape[1]);
         float *const scaled_lse = static_cast<float*>(context.workspace), *const delta =
                                                                               scaled_lse + B * NH * padded;
-        launch(Grid(blocks_for(B * padded * NH * (HD / vector_size<bf16>), 256), 256, context.stream),
-               attention_backward_wgmma_kernel_statistics<HD>, scaled_lse, delta, dout, out, lse, padded);
+        launch(Grid(blocks_for(B * padded * NH * (HD / vector_size<E>), 256), 256, context.stream),
+               attention_backward_wgmma_kernel_statistics<E, HD>, scaled_lse, delta, dout, out, lse, padded);
         const Statistics statistics{scaled_lse, delta, padded};
         const bool is_plain = q.shape[3] == HD && visible.is_plain();
         if constexpr (kind != no_masks)
             if (causal || !is_plain)
-                return launch_masked<HD, kind>(dq, dk, dv, dout, q, k, v, visible, statistics,
-                                               static_cast<float>(scale), context.stream);
+                return launch_masked<E, HD, kind>(dq, dk, dv, dout, q, k, v, visible, statistics,
+                                                  static_cast<float>(scale), context.stream);
         attention_backward_wgmma_turns(dq, dk, dv, dout, q, k, v, statistics, static_cast<float>(scale),
                                        causal, delta + B * NH * padded, context.stream);
     });
 }
+
+template decltype(attention_backward_wgmma<bf16>) attention_backward_wgmma<bf16>;
+template decltype(attention_backward_wgmma<fp16>) attention_backward_wgmma<fp16>;
 
 int64_t attention_backward_wgmma_workspace(const Call& call) {
     const int64_t queries = call["B"] * call["NH"] * padded_time(call["T"]), HD = call["HD"];

@@ -13,7 +13,7 @@
 // Cycles of a multiprocessor per step, HD 128: products 5 * 512, exponentials 512; LDS 2700 (products 2300, of which s and
 // dp take all 128 bytes of a cycle, copies 256). Registers decide the order of an owner's products: ptxas runs products one
 // after another unless a thread's sums and operands of them leave 24 registers and a few. With HD 128 the sums of s and dp share
-// 32, p stays in bf16, and ds is read from LDS; with HD 64 all have their own. Experiments: docs/log/attention.md.
+// 32, p stays in 16 bits, and ds is read from LDS; with HD 64 all have their own. Experiments: docs/log/attention.md.
 #include "ops/attention/wgmma_backward.h"
 
 #if defined(LLAMAC_WARPGROUPS)
@@ -26,12 +26,12 @@ constexpr int helper_registers = 24, owner_registers = 208, adder_registers = 72
 static_assert(helper_registers + owners * owner_registers + adder_registers == 4 * 128);
 constexpr int helpers = 0, first_owner = 1, adder = first_owner + owners, warpgroups = adder + 1;
 
-template <int HD>
+template <class E, int HD>
 struct Shared {
     static constexpr int stages = 3, ds_stages = 2;
-    Panels<HD, rows> k, v;
-    Panels<HD, step> q[stages], dout[stages];
-    Panels<step, rows> ds[ds_stages];
+    Panels<E, HD, rows> k, v;
+    Panels<E, HD, step> q[stages], dout[stages];
+    Panels<E, step, rows> ds[ds_stages];
     alignas(16) float lse[stages][step], delta[stages][step];
     // Barriers of q and dout, whose stages are free when a later step's ds is full; of ds; of the adder's turn.
     SharedBarrier own_full, full[stages], ds_full[ds_stages], ds_free[ds_stages];
@@ -53,8 +53,8 @@ struct Steps {
     }
 };
 
-template <bool causal, int HD>
-__device__ void copy(Shared<HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
+template <bool causal, class E, int HD>
+__device__ void copy(Shared<E, HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
                      const TensorMap& v, const Statistics& statistics, int queries, int group, int heads) {
     const int block = shared.block, head = shared.head, batch = shared.batch;
     Steps<causal> steps(queries, block, group);
@@ -85,8 +85,8 @@ __device__ void copy(Shared<HD>& shared, const TensorMap& q, const TensorMap& do
 
 // turns: of each head and step, how many blocks have added. Two threads: one lets the adder begin, the other announces
 // its sums once they are in memory, for which the adder cannot wait.
-template <bool causal, int HD>
-__device__ void follow_turns(Shared<HD>& shared, int* turns, int queries, int group, int heads, int padded,
+template <bool causal, class E, int HD>
+__device__ void follow_turns(Shared<E, HD>& shared, int* turns, int queries, int group, int heads, int padded,
                              bool gives) {
     const int block = shared.block, head = shared.batch * heads + shared.head * group;
     Steps<causal> steps(queries, block, group);
@@ -106,9 +106,8 @@ __device__ void follow_turns(Shared<HD>& shared, int* turns, int queries, int gr
     }
 }
 
-template <bool causal, int HD>
-__device__ void compute_keys(Shared<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv, int group,
-                             float scale) {
+template <bool causal, class E, int HD>
+__device__ void compute_keys(Shared<E, HD>& shared, View<E, 4>& dk, View<E, 4>& dv, int group, float scale) {
     constexpr bool roomy = HD == 64;
     const Consumer consumer;
     const int own = consumer.index * 64, matrix = lane_index() / 8, matrix_row = lane_index() % 8;
@@ -152,7 +151,7 @@ __device__ void compute_keys(Shared<HD>& shared, View<bf16, 4>& dk, View<bf16, 4
                 if (query + i / 4 * 8 + consumer.column + i % 2 < own + consumer.row + i / 2 % 2 * 8)
                     s[i] = 0;
         }
-        pack(p, s);
+        pack<E>(p, s);
         warpgroup_arrive();
         if constexpr (!roomy) begin_rows_product(dp, shared.v, own, shared.dout[stage.index]);
         begin_columns_product(sum_v, p, shared.dout[stage.index]);
@@ -163,11 +162,12 @@ __device__ void compute_keys(Shared<HD>& shared, View<bf16, 4>& dk, View<bf16, 4
         for (int i = 0; i < step / 2; i += 2) {
             const int column = i / 4 * 8 + consumer.column;
             const float2 d = *reinterpret_cast<const float2*>(shared.delta[stage.index] + column);
-            const float2 x = roomy ? float2{s[i], s[i + 1]} : bf16_values(p[i / 8][i / 2 % 4]);
+            float2 x = {s[i], s[i + 1]};
+            if constexpr (!roomy) pair_values<E>(p[i / 8][i / 2 % 4], x.x, x.y);
             dp[i] = x.x * (dp[i] - d.x);
             dp[i + 1] = x.y * (dp[i + 1] - d.y);
         }
-        pack(ds, dp);
+        pack<E>(ds, dp);
 #pragma unroll
         for (int i = 0; i < step / 16; i++)
             store_matrices((ds_at + ds_stage.index * shared.ds[0].bytes) ^ i * 32, ds[i]);
@@ -195,8 +195,9 @@ __device__ void compute_keys(Shared<HD>& shared, View<bf16, 4>& dk, View<bf16, 4
 }
 
 // sums, f32[B,NH,padded,HD], lie as threads hold them: of 64 rows and 8 columns, four sums of each thread after another.
-template <bool causal, int HD>
-__device__ void add_queries(Shared<HD>& shared, float* sums, int queries, int group, int heads, int padded) {
+template <bool causal, class E, int HD>
+__device__ void add_queries(Shared<E, HD>& shared, float* sums, int queries, int group, int heads,
+                            int padded) {
     const int thread = static_cast<int>(threadIdx.x) % warpgroup_size, block = __shfl(shared.block, 0),
               head = __shfl(shared.batch, 0) * heads + __shfl(shared.head, 0) * group;
     Steps<causal> steps(queries, block, group);
@@ -215,10 +216,10 @@ __device__ void add_queries(Shared<HD>& shared, float* sums, int queries, int gr
 #pragma unroll
             for (int d = 0; d < rows / 16; d++) {
                 if (d == 0)
-                    warpgroup_multiply<true, true, true>(sum, left, right);
+                    warpgroup_multiply<E, true, true, true>(sum, left, right);
                 else
-                    warpgroup_multiply<false, true, true>(sum, advance(left, d * 16 * 128),
-                                                          advance(right, d * 16 * 128));
+                    warpgroup_multiply<E, false, true, true>(sum, advance(left, d * 16 * 128),
+                                                             advance(right, d * 16 * 128));
             }
             warpgroup_commit();
             warpgroup_wait<0>();
@@ -240,16 +241,16 @@ __device__ void add_queries(Shared<HD>& shared, float* sums, int queries, int gr
 }
 #endif
 
-template <int HD, bool causal>
+template <class E, int HD, bool causal>
 __global__ void __launch_bounds__(warpgroups* warpgroup_size, 1)
-    attention_backward_wgmma_turns_kernel(View<bf16, 4> dk, View<bf16, 4> dv,
+    attention_backward_wgmma_turns_kernel(View<E, 4> dk, View<E, 4> dv,
                                           LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                           LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                           LLAMAC_KERNEL_CONSTANT const TensorMap k,
                                           LLAMAC_KERNEL_CONSTANT const TensorMap v, Statistics statistics,
                                           float* sums, int* turns, int* begun, int group, float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
-    Shared<HD>& shared = aligned_shared_memory<Shared<HD>>();
+    Shared<E, HD>& shared = aligned_shared_memory<Shared<E, HD>>();
     if (threadIdx.x == 0) {
         shared.own_full.init(1);
         for (SharedBarrier& full : shared.full) full.init(1);
@@ -286,9 +287,9 @@ __global__ void __launch_bounds__(warpgroups* warpgroup_size, 1)
 }
 
 // dq from the sums as add_queries leaves them, scaled and rounded. A block, 128 threads, 64 rows.
-template <int HD>
+template <class E, int HD>
 __global__ void __launch_bounds__(warpgroup_size)
-    attention_backward_wgmma_turns_kernel_round(View<bf16, 4> dq, const float* sums, int64_t padded,
+    attention_backward_wgmma_turns_kernel_round(View<E, 4> dq, const float* sums, int64_t padded,
                                                 float scale) {
     const int64_t blocks = padded / step, i = blockIdx.x;  // of [B,NH,blocks]
     const int64_t head = i / blocks % dq.shape[2], batch = i / blocks / dq.shape[2];
@@ -299,41 +300,45 @@ __global__ void __launch_bounds__(warpgroup_size)
         const int column = part * 8 + lane_index() % 4 * 2;
         for (int slot = 0; slot < 2; slot++) {
             const int64_t t = i % blocks * step + row + 8 * slot;
-            const uint32_t pair =
-                slot ? bf16_pair(sum.z * scale, sum.w * scale) : bf16_pair(sum.x * scale, sum.y * scale);
+            const uint32_t pair = slot ? pair_bits<E>(sum.z * scale, sum.w * scale)
+                                       : pair_bits<E>(sum.x * scale, sum.y * scale);
             if (t < dq.shape[1]) *reinterpret_cast<uint32_t*>(row_of(dq, batch, t, head) + column) = pair;
         }
     }
 }
 
-template <int HD, bool causal>
-void launch_turns(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                  View<const bf16, 4> q, View<const bf16, 4> k, View<const bf16, 4> v,
-                  const Statistics& statistics, float scale, void* workspace, hipStream_t stream) {
+template <class E, int HD, bool causal>
+void launch_turns(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout, View<const E, 4> q,
+                  View<const E, 4> k, View<const E, 4> v, const Statistics& statistics, float scale,
+                  void* workspace, hipStream_t stream) {
     const int64_t B = q.shape[0], NH = q.shape[2], NKV = k.shape[2], padded = statistics.padded;
     float* const sums = static_cast<float*>(workspace);
     int* const turns = reinterpret_cast<int*>(sums + B * NH * padded * HD);
     int* const begun = turns + B * NH * padded / step;
     CHECK(hipMemsetAsync(turns, 0, static_cast<size_t>(B * NH * padded / step + 1) * sizeof(int), stream));
     launch(Grid(blocks_for((k.shape[1] + rows - 1) / rows * NKV * B, 1), warpgroups * warpgroup_size, stream,
-                aligned_shared_bytes<Shared<HD>>),
-           attention_backward_wgmma_turns_kernel<HD, causal>, dk, dv, map_of(dout, step), map_of(q, step),
+                aligned_shared_bytes<Shared<E, HD>>),
+           attention_backward_wgmma_turns_kernel<E, HD, causal>, dk, dv, map_of(dout, step), map_of(q, step),
            map_of(k, rows), map_of(v, rows), statistics, sums, turns, begun, static_cast<int>(NH / NKV),
            scale);
     launch(Grid(blocks_for(padded / step * NH * B, 1), warpgroup_size, stream),
-           attention_backward_wgmma_turns_kernel_round<HD>, dq, sums, padded, scale);
+           attention_backward_wgmma_turns_kernel_round<E, HD>, dq, sums, padded, scale);
 }
 
 }  // namespace
 
-void attention_backward_wgmma_turns(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv,
-                                    View<const bf16, 4> dout, View<const bf16, 4> q, View<const bf16, 4> k,
-                                    View<const bf16, 4> v, const Statistics& statistics, float scale,
-                                    bool causal, void* workspace, hipStream_t stream) {
+template <class E>
+void attention_backward_wgmma_turns(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
+                                    View<const E, 4> q, View<const E, 4> k, View<const E, 4> v,
+                                    const Statistics& statistics, float scale, bool causal, void* workspace,
+                                    hipStream_t stream) {
     const auto run = q.shape[3] == 64 ? (causal ? launch_turns<64, true> : launch_turns<64, false>)
                                       : (causal ? launch_turns<128, true> : launch_turns<128, false>);
     run(dq, dk, dv, dout, q, k, v, statistics, scale, workspace, stream);
 }
+
+template decltype(attention_backward_wgmma_turns<bf16>) attention_backward_wgmma_turns<bf16>;
+template decltype(attention_backward_wgmma_turns<fp16>) attention_backward_wgmma_turns<fp16>;
 
 int64_t attention_backward_wgmma_turns_bytes(int64_t queries, int64_t HD) {
     return queries * HD * 4 + (queries / step + 1) * 4;

@@ -38,12 +38,12 @@ constexpr int rows = 64 * consumers<HD>;  // of q, of a tile
 constexpr int64_t long_head = 4096;       // queries
 
 // stays: a block takes tile after tile.
-template <int HD, bool stays>
+template <class E, int HD, bool stays>
 struct Shared {
     using StepPipeline = Pipeline<stages<HD>, consumers<HD>>;
     static constexpr int tile_stages = stays ? 2 : 1;
-    Panels<HD, rows<HD>> q[tile_stages];
-    Panels<HD, step> k[stages<HD>], v[stages<HD>];
+    Panels<E, HD, rows<HD>> q[tile_stages];
+    Panels<E, HD, step> k[stages<HD>], v[stages<HD>];
     int tile[tile_stages];  // of Tiles; `count` where there are no more
     SharedBarrier q_full[tile_stages], q_free[tile_stages];
     StepPipeline of_k, of_v;
@@ -76,7 +76,8 @@ struct Tiles {
     static constexpr int unit = rows<HD> % step ? 64 : step;
     int per_head, heads, count, before;  // before: rows of the first tile that are none
 
-    __device__ Tiles(bool masked, const View<bf16, 4>& out)
+    template <class E>
+    __device__ Tiles(bool masked, const View<E, 4>& out)
         : per_head(static_cast<int>((out.shape[1] + rows<HD> - 1) / rows<HD>)),
           heads(static_cast<int>(out.shape[2])),
           count(per_head * heads * static_cast<int>(out.shape[0])),
@@ -92,8 +93,8 @@ struct Tiles {
     }
 };
 
-template <Masks kind, int HD, bool stays>
-__device__ void copy_all(Shared<HD, stays>& shared, const TensorMap& q, const TensorMap& k,
+template <Masks kind, class E, int HD, bool stays>
+__device__ void copy_all(Shared<E, HD, stays>& shared, const TensorMap& q, const TensorMap& k,
                          const TensorMap& v, const AttentionMask& visible, const Tiles<HD>& tiles, int* taken,
                          int group) {
     int n = 0;  // step of the pipelines
@@ -113,8 +114,8 @@ __device__ void copy_all(Shared<HD, stays>& shared, const TensorMap& q, const Te
         shared.q_full[at.index].arrive_expecting(shared.q[0].bytes);
         load_rows(shared.q[at.index], q, shared.q_full[at.index], first, head, batch);
         const Steps steps(kind != no_masks, SequenceMask<kind>(visible, batch), first, rows<HD>);
-        const auto load = [&](Panels<HD, step>(&to)[stages<HD>], const TensorMap& map,
-                              typename Shared<HD, stays>::StepPipeline& pipeline, int key) {
+        const auto load = [&](Panels<E, HD, step>(&to)[stages<HD>], const TensorMap& map,
+                              typename Shared<E, HD, stays>::StepPipeline& pipeline, int key) {
             const Stage<stages<HD>> stage(n);
             pipeline.free[stage.index].wait(stage.phase ^ 1);
             pipeline.full[stage.index].arrive_expecting(to[stage.index].bytes);
@@ -174,17 +175,17 @@ struct Turns {
 };
 
 // The number of the tile in stage `at`.
-template <int HD, bool stays>
-__device__ int tile_number(const Shared<HD, stays>& shared, int at) {
+template <class E, int HD, bool stays>
+__device__ int tile_number(const Shared<E, HD, stays>& shared, int at) {
     return stays ? __shfl(shared.tile[at], 0) : static_cast<int>(blockIdx.x);
 }
 // The tile in stage `at`; its first step is step `base` of the pipelines.
-template <Masks kind, int HD, bool stays>
-__device__ void compute(Shared<HD, stays>& shared, int at, View<bf16, 4>& out, View<float, 3>& lse,
+template <Masks kind, class E, int HD, bool stays>
+__device__ void compute(Shared<E, HD, stays>& shared, int at, View<E, 4>& out, View<float, 3>& lse,
                         const AttentionMask& visible, const Tiles<HD>& tiles, int& base,
                         const Consumer& consumer, const Turns<HD>& turns, float scale) {
     constexpr bool masked = kind != no_masks;
-    Panels<HD, rows<HD>>& q = shared.q[at];
+    Panels<E, HD, rows<HD>>& q = shared.q[at];
     const BlockTile begins = tiles[tile_number(shared, at)];
     const int block = tiles.row(begins), first = block + consumer.index * 64;
     const SequenceMask<kind> sight(visible, begins.batch);
@@ -219,7 +220,7 @@ __device__ void compute(Shared<HD, stays>& shared, int at, View<bf16, 4>& out, V
                 s[i] = -INFINITY;
     }
     state.template softmax<masked>(s, scale * log2_e, shrink);
-    pack(p, s);
+    pack<E>(p, s);
     for (int n = begin + 1; n < steps.count; n++) {
         const Stage<stages<HD>> keys(base + n), values(base + n - 1);
         shared.of_k.full[keys.index].wait(keys.phase);
@@ -241,7 +242,7 @@ __device__ void compute(Shared<HD, stays>& shared, int at, View<bf16, 4>& out, V
         shared.of_v.free[values.index].arrive_as_warp();
 #pragma unroll
         for (int i = 0; i < HD / 2; i++) o[i] *= shrink[i / 2 % 2];
-        pack(p, s);
+        pack<E>(p, s);
     }
     const Stage<stages<HD>> last(base + steps.count - 1);
     shared.of_v.full[last.index].wait(last.phase);
@@ -269,8 +270,8 @@ __device__ void compute(Shared<HD, stays>& shared, int at, View<bf16, 4>& out, V
                   masked ? static_cast<int>(out.shape[3]) : HD);
 }
 
-template <Masks kind, int HD, bool stays>
-__device__ void compute_all(Shared<HD, stays>& shared, View<bf16, 4>& out, View<float, 3>& lse,
+template <Masks kind, class E, int HD, bool stays>
+__device__ void compute_all(Shared<E, HD, stays>& shared, View<E, 4>& out, View<float, 3>& lse,
                             const AttentionMask& visible, const Tiles<HD>& tiles, float scale) {
     const Consumer consumer;
     const Turns<HD> turns(consumer);
@@ -291,15 +292,15 @@ __device__ void compute_all(Shared<HD, stays>& shared, View<bf16, 4>& out, View<
 }
 #endif
 
-template <int HD, Masks kind, bool stays>
+template <class E, int HD, Masks kind, bool stays>
 __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
-    attention_forward_wgmma_kernel(View<bf16, 4> out, View<float, 3> lse, AttentionMask visible,
+    attention_forward_wgmma_kernel(View<E, 4> out, View<float, 3> lse, AttentionMask visible,
                                    LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                    LLAMAC_KERNEL_CONSTANT const TensorMap k,
                                    LLAMAC_KERNEL_CONSTANT const TensorMap v, int* taken, int group,
                                    float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
-    Shared<HD, stays>& shared = aligned_shared_memory<Shared<HD, stays>>();
+    Shared<E, HD, stays>& shared = aligned_shared_memory<Shared<E, HD, stays>>();
     if (threadIdx.x == 0) {
         for (int i = 0; i < shared.tile_stages; i++) {
             shared.q_full[i].init(1);
@@ -323,10 +324,10 @@ __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
 
 }  // namespace
 
-void attention_forward_wgmma(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
-                             View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
-                             View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
-                             LaunchContext context) {
+template <class E>
+void attention_forward_wgmma(View<E, 4> out, View<float, 3> lse, View<const E, 4> q, View<const E, 4> k,
+                             View<const E, 4> v, View<const int32_t, 2> first, View<const int32_t, 2> ends,
+                             double scale, bool causal, int64_t window, LaunchContext context) {
     const AttentionMask visible(q, k, first, ends, causal, window);
     int* const taken = static_cast<int*>(context.workspace);
     on_heads(visible, q, [&](auto head, auto masks) {
@@ -334,8 +335,8 @@ void attention_forward_wgmma(View<bf16, 4> out, View<float, 3> lse, View<const b
         const int64_t tiles = (q.shape[1] + rows<HD> - 1) / rows<HD> * q.shape[2] * q.shape[0];
         const auto launch_blocks = [&](auto stays, int64_t blocks) {
             launch(Grid(blocks_for(blocks, 1), Warpgroups<consumers<HD>>::threads, context.stream,
-                        aligned_shared_bytes<Shared<HD, decltype(stays)::value>>),
-                   attention_forward_wgmma_kernel<HD, decltype(masks)::value, decltype(stays)::value>, out,
+                        aligned_shared_bytes<Shared<E, HD, decltype(stays)::value>>),
+                   attention_forward_wgmma_kernel<E, HD, decltype(masks)::value, decltype(stays)::value>, out,
                    lse, visible, map_of(q, rows<HD>), map_of(k, step), map_of(v, step), taken,
                    static_cast<int>(q.shape[2] / k.shape[2]), static_cast<float>(scale));
         };
@@ -345,6 +346,9 @@ void attention_forward_wgmma(View<bf16, 4> out, View<float, 3> lse, View<const b
         launch_blocks(std::true_type(), std::min(tiles, int64_t{device_properties().multiprocessors}));
     });
 }
+
+template decltype(attention_forward_wgmma<bf16>) attention_forward_wgmma<bf16>;
+template decltype(attention_forward_wgmma<fp16>) attention_forward_wgmma<fp16>;
 
 int64_t attention_forward_wgmma_workspace(const Call&) {
     return sizeof(int);

@@ -178,15 +178,19 @@ LibraryEntries blas_instantiations() {
 
 template decltype(matmul_forward_cpu<float>) matmul_forward_cpu<float>;
 template decltype(matmul_forward_cpu<bf16>) matmul_forward_cpu<bf16>;
+template decltype(matmul_forward_cpu<fp16>) matmul_forward_cpu<fp16>;
 template decltype(matmul_forward_cpu<double>) matmul_forward_cpu<double>;
 template decltype(matmul_forward_few_rows<float>) matmul_forward_few_rows<float>;
 template decltype(matmul_forward_few_rows<bf16>) matmul_forward_few_rows<bf16>;
+template decltype(matmul_forward_few_rows<fp16>) matmul_forward_few_rows<fp16>;
 template decltype(matmul_forward_few_rows<double>) matmul_forward_few_rows<double>;
 template decltype(matmul_backward_input_cpu<float>) matmul_backward_input_cpu<float>;
 template decltype(matmul_backward_input_cpu<bf16>) matmul_backward_input_cpu<bf16>;
+template decltype(matmul_backward_input_cpu<fp16>) matmul_backward_input_cpu<fp16>;
 template decltype(matmul_backward_input_cpu<double>) matmul_backward_input_cpu<double>;
 template decltype(matmul_backward_weight_cpu<float, float>) matmul_backward_weight_cpu<float, float>;
 template decltype(matmul_backward_weight_cpu<bf16, float>) matmul_backward_weight_cpu<bf16, float>;
+template decltype(matmul_backward_weight_cpu<fp16, float>) matmul_backward_weight_cpu<fp16, float>;
 template decltype(matmul_backward_weight_cpu<bf16, bf16>) matmul_backward_weight_cpu<bf16, bf16>;
 template decltype(matmul_backward_weight_cpu<double, double>) matmul_backward_weight_cpu<double, double>;
 

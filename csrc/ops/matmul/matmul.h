@@ -37,12 +37,14 @@ void matmul_forward_vectorized(View<T, 2> out, View<const T, 2> x, View<const T,
 bool vectorized_supports(const Call& call);
 
 // tiled.hip
-void matmul_forward_tiled(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
-                          View<const bf16, 2> residual, View<const bf16, 1> bias, LaunchContext context);
-void matmul_backward_input_tiled(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,
+template <class E>
+void matmul_forward_tiled(View<E, 2> out, View<const E, 2> x, View<const E, 2> weight,
+                          View<const E, 2> residual, View<const E, 1> bias, LaunchContext context);
+template <class E>
+void matmul_backward_input_tiled(View<E, 2> dx, View<const E, 2> dout, View<const E, 2> weight,
                                  bool accumulate, LaunchContext context);
-template <class G>
-void matmul_backward_weight_tiled(View<G, 2> dweight, View<const bf16, 2> dout, View<const bf16, 2> x,
+template <class E, class G>
+void matmul_backward_weight_tiled(View<G, 2> dweight, View<const E, 2> dout, View<const E, 2> x,
                                   bool accumulate, LaunchContext context);
 bool tiled_supports(const Call& call);
 

@@ -127,7 +127,7 @@ std::vector<Variant> variants_of(const Launchers& of) {
     " test(N=1, C=17408, K=35) test_large(N=1000, C=1032, K=520)"
 
 Operation matmul_forward(
-    "matmul_forward<T: f32 bf16 f64>"
+    "matmul_forward<T: f32 bf16 fp16 f64>"
     "(out: T[N,K] may_share(residual); x: T[N,C], weight: T[K,C], residual?: T[N,K], bias?: T[K])"
     " rows(N) empty(N)"
     " derivative matmul_backward_input(dx: grad x; dout: grad out, weight)"
@@ -142,7 +142,7 @@ Operation matmul_forward(
          .blas = blas_instantiations().forward,
          .vectorized = instantiations<LLAMAC_FLOATS(matmul_forward_vectorized)>(),
          .library = library_instantiations().forward,
-         .tiled = instantiations<matmul_forward_tiled>(),
+         .tiled = instantiations<matmul_forward_tiled<bf16>, matmul_forward_tiled<fp16>>(),
          .naive = instantiations<LLAMAC_FLOATS(matmul_forward_naive)>(),
          .reference =
              instantiations<LLAMAC_FLOATS(matmul_forward_reference), matmul_forward_reference<double>>(),
@@ -150,7 +150,7 @@ Operation matmul_forward(
     flops);
 
 Operation matmul_backward_input(
-    "matmul_backward_input<T: f32 bf16 f64>"
+    "matmul_backward_input<T: f32 bf16 fp16 f64>"
     "(dx: T[N,C] adds_if(accumulate); dout: T[N,K], weight: T[K,C]; accumulate: bool = 0) rows(N) "
     "empty(N)" LLAMAC_MATMUL_TESTS,
     "dx += dout * weight",
@@ -158,7 +158,7 @@ Operation matmul_backward_input(
         {.cpu = instantiations<LLAMAC_FLOATS(matmul_backward_input_cpu), matmul_backward_input_cpu<double>>(),
          .blas = blas_instantiations().backward_input,
          .library = library_instantiations().backward_input,
-         .tiled = instantiations<matmul_backward_input_tiled>(),
+         .tiled = instantiations<matmul_backward_input_tiled<bf16>, matmul_backward_input_tiled<fp16>>(),
          .naive = instantiations<LLAMAC_FLOATS(matmul_backward_input_naive)>(),
          .reference = instantiations<LLAMAC_FLOATS(matmul_backward_input_reference),
                                      matmul_backward_input_reference<double>>(),
@@ -166,7 +166,7 @@ Operation matmul_backward_input(
     flops);
 
 Operation matmul_backward_weight(
-    "matmul_backward_weight<T: f32 bf16 f64, G: f32 bf16 f64>"
+    "matmul_backward_weight<T: f32 bf16 fp16 f64, G: f32 bf16 f64>"
     "(dweight: G[K,C] adds_if(accumulate); dout: T[N,K], x: T[N,C]; accumulate: bool)"
     " rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
     "dweight = transposed dout * x",
@@ -175,7 +175,9 @@ Operation matmul_backward_weight(
                                        matmul_backward_weight_cpu<double, double>>(),
                  .blas = blas_instantiations().backward_weight,
                  .library = library_instantiations().backward_weight,
-                 .tiled = instantiations<LLAMAC_FLOATS(matmul_backward_weight_tiled)>(),
+                 .tiled = instantiations<matmul_backward_weight_tiled<bf16, float>,
+                                         matmul_backward_weight_tiled<fp16, float>,
+                                         matmul_backward_weight_tiled<bf16, bf16>>(),
                  .naive = instantiations<LLAMAC_FLOATS(matmul_backward_weight_naive, float),
                                          matmul_backward_weight_naive<bf16, bf16>>(),
                  .reference = instantiations<LLAMAC_FLOATS(matmul_backward_weight_reference, float),

@@ -65,10 +65,13 @@ void matmul_backward_weight_naive(View<G, 2> dweight, View<const T, 2> dout, Vie
 
 template decltype(matmul_forward_naive<float>) matmul_forward_naive<float>;
 template decltype(matmul_forward_naive<bf16>) matmul_forward_naive<bf16>;
+template decltype(matmul_forward_naive<fp16>) matmul_forward_naive<fp16>;
 template decltype(matmul_backward_input_naive<float>) matmul_backward_input_naive<float>;
 template decltype(matmul_backward_input_naive<bf16>) matmul_backward_input_naive<bf16>;
+template decltype(matmul_backward_input_naive<fp16>) matmul_backward_input_naive<fp16>;
 template decltype(matmul_backward_weight_naive<float, float>) matmul_backward_weight_naive<float, float>;
 template decltype(matmul_backward_weight_naive<bf16, float>) matmul_backward_weight_naive<bf16, float>;
+template decltype(matmul_backward_weight_naive<fp16, float>) matmul_backward_weight_naive<fp16, float>;
 template decltype(matmul_backward_weight_naive<bf16, bf16>) matmul_backward_weight_naive<bf16, bf16>;
 
 }  // namespace llamac

@@ -32,7 +32,7 @@
 // - At the end the sums go through LDS once more, so that memory is written 128 bytes of a row at a time or
 //   more; the addition is in fp32, and rounding happens once (store).
 //
-// Operands are bf16 or fp8. Two neighbours of fp8 along k take the place of one bf16 everywhere but in the instruction
+// Operands are bf16, fp16 or fp8. Two neighbours of fp8 along k take the place of one bf16 everywhere but in the instruction
 // that multiplies, so sizes and places of k are those of bf16: `step` is 32 or 64 bf16, or twice as many fp8.
 //
 // The sums of an element are added in one order, whatever the grid: results are the same in every run.
@@ -147,7 +147,7 @@ struct OperandLoader {
     static __device__ int place(int t, int i) { return along ? t * S::R + i : T::interleaved<tiles>(t, i); }
 };
 
-template <Layout a_layout, Layout b_layout, class X = bf16, class Y = bf16>
+template <Layout a_layout, Layout b_layout, class X, class Y>
 struct Product {
     using ElementA = X;
     using ElementB = Y;
@@ -163,7 +163,7 @@ struct Product {
         if constexpr (sizeof(X) == 1)
             T::template multiply_fp8<X, Y>(c, a, b);
         else
-            T::multiply(c, a, b);
+            T::multiply<X>(c, a, b);
     }
 };
 
@@ -299,14 +299,14 @@ __device__ void store(O* out, const O* initial, const Scale& scale, const Sums& 
             const int m = first_m + P::A::place(t0 + place / S::R, place % S::R);
             const float* row = epilogue + place * S::epilogue_row + n - first_n;
             float x[size], sum[size];
-            unpack(old[v], x);
+            unpack<O>(old[v], x);
 #pragma unroll
             for (int i = 0; i < size; i += 4) {
                 float four[4];
-                unpack(load128(row + i), four);
+                unpack<float>(load128(row + i), four);
                 for (int j = 0; j < 4; j++) sum[i + j] = x[i + j] + scale(four[j], m, n + i + j);
             }
-            if (at[v] >= 0) store128(out + at[v], pack(sum));
+            if (at[v] >= 0) store128(out + at[v], pack<O>(sum));
         }
     }
 }

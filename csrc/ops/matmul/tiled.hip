@@ -9,56 +9,66 @@ namespace {
 using namespace tiled;
 
 // The sums plus a bias of each of N columns, or of none; a block's tile may end beyond them.
+template <class E>
 struct Biased {
-    const bf16* bias;
+    const E* bias;
     int N;
     __device__ float operator()(float sum, int, int n) const {
         return bias ? sum + float(bias[n < N ? n : N - 1]) : sum;
     }
 };
 
-template <class P, class O, class Change>
+template <class P, class E, class O, class Change>
 __global__ void __launch_bounds__(S::threads)
-    matmul_tiled_kernel(O* out, const O* initial, const bf16* a, const bf16* b, int M, int N, int K,
+    matmul_tiled_kernel(O* out, const O* initial, const E* a, const E* b, int M, int N, int K,
                         Change change) {
     multiply_block<P>(out, initial, a, b, M, N, K, [change] { return change; });
 }
 
-template <Layout a_layout, Layout b_layout, class O, class Change = NoScale>
-void matmul_tiled(O* out, const O* initial, const bf16* a, const bf16* b, int64_t M, int64_t N, int64_t K,
+template <Layout a_layout, Layout b_layout, class E, class O, class Change = NoScale>
+void matmul_tiled(O* out, const O* initial, const E* a, const E* b, int64_t M, int64_t N, int64_t K,
                   const LaunchContext& context, Change change = {}) {
     on_machine([&](auto machine) {
         using Z = Sizes<decltype(machine)>;
-        launch(grid_of<Z>(M, N, context.stream), matmul_tiled_kernel<Product<a_layout, b_layout>, O, Change>,
-               out, initial, a, b, M, N, K, change);
+        launch(grid_of<Z>(M, N, context.stream),
+               matmul_tiled_kernel<Product<a_layout, b_layout, E, E>, E, O, Change>, out, initial, a, b, M, N,
+               K, change);
     });
 }
 
 }  // namespace
 
-void matmul_forward_tiled(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
-                          View<const bf16, 2> residual, View<const bf16, 1> bias, LaunchContext context) {
-    matmul_tiled<Layout::along_k, Layout::along_k, bf16>(out.data, residual.data, x.data, weight.data,
-                                                         x.shape[0], weight.shape[0], x.shape[1], context,
-                                                         Biased{bias.data, static_cast<int>(out.shape[1])});
+template <class E>
+void matmul_forward_tiled(View<E, 2> out, View<const E, 2> x, View<const E, 2> weight,
+                          View<const E, 2> residual, View<const E, 1> bias, LaunchContext context) {
+    matmul_tiled<Layout::along_k, Layout::along_k, E, E>(
+        out.data, residual.data, x.data, weight.data, x.shape[0], weight.shape[0], x.shape[1], context,
+        Biased<E>{bias.data, static_cast<int>(out.shape[1])});
 }
 
-void matmul_backward_input_tiled(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,
+template <class E>
+void matmul_backward_input_tiled(View<E, 2> dx, View<const E, 2> dout, View<const E, 2> weight,
                                  bool accumulate, LaunchContext context) {
-    matmul_tiled<Layout::along_k, Layout::down_k, bf16>(dx.data, accumulate ? dx.data : nullptr, dout.data,
+    matmul_tiled<Layout::along_k, Layout::down_k, E, E>(dx.data, accumulate ? dx.data : nullptr, dout.data,
                                                         weight.data, dx.shape[0], dx.shape[1], dout.shape[1],
                                                         context);
 }
 
-template <class G>
-void matmul_backward_weight_tiled(View<G, 2> dweight, View<const bf16, 2> dout, View<const bf16, 2> x,
+template <class E, class G>
+void matmul_backward_weight_tiled(View<G, 2> dweight, View<const E, 2> dout, View<const E, 2> x,
                                   bool accumulate, LaunchContext context) {
-    matmul_tiled<Layout::down_k, Layout::down_k, G>(dweight.data, accumulate ? dweight.data : nullptr,
-                                                    dout.data, x.data, dweight.shape[0], dweight.shape[1],
-                                                    x.shape[0], context);
+    matmul_tiled<Layout::down_k, Layout::down_k, E, G>(dweight.data, accumulate ? dweight.data : nullptr,
+                                                       dout.data, x.data, dweight.shape[0], dweight.shape[1],
+                                                       x.shape[0], context);
 }
-template decltype(matmul_backward_weight_tiled<float>) matmul_backward_weight_tiled<float>;
-template decltype(matmul_backward_weight_tiled<bf16>) matmul_backward_weight_tiled<bf16>;
+
+template decltype(matmul_forward_tiled<bf16>) matmul_forward_tiled<bf16>;
+template decltype(matmul_forward_tiled<fp16>) matmul_forward_tiled<fp16>;
+template decltype(matmul_backward_input_tiled<bf16>) matmul_backward_input_tiled<bf16>;
+template decltype(matmul_backward_input_tiled<fp16>) matmul_backward_input_tiled<fp16>;
+template decltype(matmul_backward_weight_tiled<bf16, float>) matmul_backward_weight_tiled<bf16, float>;
+template decltype(matmul_backward_weight_tiled<fp16, float>) matmul_backward_weight_tiled<fp16, float>;
+template decltype(matmul_backward_weight_tiled<bf16, bf16>) matmul_backward_weight_tiled<bf16, bf16>;
 
 bool tiled_supports(const Call& call) {
     bool whole = call["C"] % 8 == 0 && call["K"] % 8 == 0;

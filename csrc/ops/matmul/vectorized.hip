@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(max_block_threads)
 #pragma unroll
         for (int u = 0; u < vectors_in_flight; u++) {
             float w[size], values[size];
-            unpack(bits[u], w);
-            unpack(load_part<true>(x + begin, first + u * warp_size * size, count), values);
+            unpack<T>(bits[u], w);
+            unpack<T>(load_part<true>(x + begin, first + u * warp_size * size, count), values);
 #pragma unroll
             for (int i = 0; i < size; i++) sum = fmaf(values[i], w[i], sum);
         }
@@ -80,6 +80,7 @@ void matmul_forward_vectorized(View<T, 2> out, View<const T, 2> x, View<const T,
 
 template decltype(matmul_forward_vectorized<float>) matmul_forward_vectorized<float>;
 template decltype(matmul_forward_vectorized<bf16>) matmul_forward_vectorized<bf16>;
+template decltype(matmul_forward_vectorized<fp16>) matmul_forward_vectorized<fp16>;
 
 bool vectorized_supports(const Call& call) {
     const DType type = call.operand("x").dtype;

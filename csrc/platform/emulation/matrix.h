@@ -5,11 +5,7 @@
 namespace llamac {
 namespace emulation {
 
-// Element i of a lane's registers: of bf16's bits, or of a type of core/fp8.h.
-struct Bf16 {
-    uint16_t bits;
-    explicit operator float() const { return __builtin_bit_cast(float, uint32_t{bits} << 16); }
-};
+// Element i of a lane's registers, of a type of core/dtype.h.
 template <class E>
 float element(const uint32_t* words, int i) {
     E e;
@@ -44,13 +40,13 @@ __attribute__((no_sanitize("address", "undefined", "thread"))) void matrix_multi
             for (int k = 0; k < L::K; k++) sum += x[k] * y[k];
         }
 }
-template <class Layout, class A = Bf16, class B = Bf16>
+template <class Layout, class A, class B>
 void matrix(float* sums, const uint32_t* a, const uint32_t* b, Site site) {
     MatrixLane lane{a, b, sums};
     collective(matrix_multiply<Layout, A, B>, &lane, site);
 }
 
-// v_mfma_f32_32x32x8_bf16_1k and v_mfma_f32_16x16x16_bf16_1k.
+// v_mfma_f32_32x32x8_bf16_1k, v_mfma_f32_16x16x16_bf16_1k and those of f16.
 template <int R>
 struct MfmaLayout {
     static constexpr int M = R, N = R, K = R == 32 ? 8 : 16;
@@ -67,7 +63,7 @@ struct MfmaFp8Layout : MfmaLayout<16> {
     static int a_k(int l, int i) { return l / 16 * 8 + i; }
     static int b_k(int l, int i) { return l / 16 * 8 + i; }
 };
-// mma.sync.m16n8k16 of bf16, m16n8k32 of fp8. each: elements of a register.
+// mma.sync.m16n8k16 of bf16 and fp16, m16n8k32 of fp8. each: elements of a register.
 template <int each>
 struct MmaLayout {
     static constexpr int M = 16, N = 8, K = 8 * each;
@@ -101,15 +97,16 @@ void load_matrices(void* const* lanes, Site site) {
 
 }  // namespace emulation
 
-template <int R>
+template <int R, class E>
 void mfma(float (&c)[R * R / 64], const uint32_t (&a)[2], const uint32_t (&b)[2],
           const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-    emulation::matrix<emulation::MfmaLayout<R>>(c, a, b, {file, line});
+    emulation::matrix<emulation::MfmaLayout<R>, E, E>(c, a, b, {file, line});
 }
-inline void mma_m16n8k16(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                         const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+template <class E>
+void mma_m16n8k16(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                  const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     const uint32_t b[2] = {b0, b1};
-    emulation::matrix<emulation::MmaLayout<2>>(c, a, b, {file, line});
+    emulation::matrix<emulation::MmaLayout<2>, E, E>(c, a, b, {file, line});
 }
 // Both forms: the emulated device represents both vendors.
 template <class F>
