@@ -37,11 +37,11 @@ constexpr struct {
 constexpr struct {
     const char* name;
     std::string Manifest::* member;
-    const char *a, *b;  // the values
-} choices[] = {{"dtype", &Manifest::dtype, "f32", "bf16"},
-               {"grad_dtype", &Manifest::grad_dtype, "f32", "bf16"},
-               {"optimizer_state", &Manifest::optimizer_state, "f32", "bf16"},
-               {"master_weights", &Manifest::master_weights, "on", "off"}};
+    std::initializer_list<const char*> values;
+} choices[] = {{"dtype", &Manifest::dtype, {"f32", "bf16", "fp16"}},
+               {"grad_dtype", &Manifest::grad_dtype, {"f32", "bf16"}},
+               {"optimizer_state", &Manifest::optimizer_state, {"f32", "bf16"}},
+               {"master_weights", &Manifest::master_weights, {"on", "off"}}};
 
 // The manifest's last line is a checksum of all bytes before it: no change to the file goes unseen.
 std::string seal(const std::string& text) {
@@ -71,10 +71,14 @@ struct ManifestFields {
             fail(where, ": ", name, ": expected an integer from ", low, " to 2^63-1, found ", number);
         return static_cast<int64_t>(number);
     }
-    std::string one_of(const char* name, const char* a, const char* b) const {
+    std::string one_of(const char* name, std::initializer_list<const char*> values) const {
         const std::string value = text(name);
-        if (value != a && value != b)
-            fail(where, ": ", name, ": expected ", a, " or ", b, ", found ", quote(value));
+        std::string expected;
+        for (const char* each : values) {
+            if (value == each) return value;
+            expected += (expected.empty() ? "" : " or ") + std::string(each);
+        }
+        fail(where, ": ", name, ": expected ", expected, ", found ", quote(value));
         return value;
     }
     void only(const std::set<std::string>& known) const {
@@ -221,7 +225,7 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
     const json object = parse_json(text, where);
     if (!object.is_object()) fail(where, ": expected a JSON object, found ", excerpt(object));
     const ManifestFields fields{object, where};
-    const std::string format = fields.one_of("format", format_2, format_1);
+    const std::string format = fields.one_of("format", {format_2, format_1});
     if (!is_whole_manifest(text))
         fail(where, ": its checksum is not that of its text: it was changed or cut short");
     std::set<std::string> known = {"format", "kernels", "gemms", "config", "files", "xxh3"};
@@ -230,7 +234,7 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
     fields.only(known);
     Manifest m;
     for (const auto& field : integers) m.*field.member = fields.integer(field.name, field.low);
-    for (const auto& field : choices) m.*field.member = fields.one_of(field.name, field.a, field.b);
+    for (const auto& field : choices) m.*field.member = fields.one_of(field.name, field.values);
     for (const auto& item : fields.object_at("kernels").items()) {
         if (!item.value().is_string())
             fail(where, ": kernels: ", quote(item.key()), ": expected a string, found ",

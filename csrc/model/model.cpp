@@ -171,7 +171,10 @@ void run_head(Model& m, const HeadGradient& gradient) {
     const Quantizable weight = linear_weight(m, head);
     const Tensor all_targets = reshape(a.targets, {N});
     const FlatParam& bias = m.parameters.head_bias;
-    Tensor dlosses = make_tensor(m.dloss.data, m.dloss.dtype, {N});
+    const Tensor& dloss = m.loss_scale.data ? m.scaled_dloss : m.dloss;
+    if (gradient.wanted && m.loss_scale.data)
+        scale_loss(m.context, {.out = dloss, .dloss = m.dloss, .scale = m.loss_scale});
+    Tensor dlosses = make_tensor(dloss.data, dloss.dtype, {N});
     dlosses.stride[0] = 0;
     const int64_t chunk = a.logits.shape[0];
     for (int64_t first = 0; first < N; first += chunk) {
@@ -311,7 +314,13 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
     arena.plan("scalars", &lr, shaped(DType::f32, {1}));
     arena.plan("scalars", &step, shaped(DType::i32, {1}));
-    if (options.skip_nonfinite) arena.plan("scalars", &loss_squares, shaped(DType::f64, {1}));
+    const bool scaled = options.training && options.precision.weights == DType::fp16;
+    if (options.skip_nonfinite || scaled) arena.plan("scalars", &loss_squares, shaped(DType::f64, {1}));
+    if (scaled) {
+        arena.plan("scalars", &loss_scale, shaped(DType::f32, {1}));
+        arena.plan("scalars", &scaled_dloss, shaped(DType::f32, {1}));
+        arena.plan("scalars", &loss_scale_counts, shaped(DType::i32, {2}));
+    }
 
     // A dry run of a step: operations report their workspaces. The addresses are dummies.
     arena.place(reinterpret_cast<void*>(uintptr_t{1} << 20));
@@ -346,6 +355,13 @@ void Model::allocate() {
     copy_bytes(frequency.data, rope_frequencies(config).data(), frequency.bytes());
     const float of_mean = static_cast<float>(1.0 / static_cast<double>(options.batch_size * options.seq_len));
     copy_bytes(dloss.data, &of_mean, sizeof of_mean);
+    if (loss_scale.data) {
+        constexpr double first_scale = 65536;
+        const float scale = static_cast<float>(options.loss_scale > 0 ? options.loss_scale : first_scale);
+        const int32_t counts[2] = {0, 1};
+        copy_bytes(loss_scale.data, &scale, sizeof scale);
+        copy_bytes(loss_scale_counts.data, counts, sizeof counts);
+    }
     for (int64_t k = options.micro_batches - 1; k >= 0; k--) {
         use_micro_batch(*this, k);
         make_cis(*this);
@@ -356,6 +372,11 @@ void use_micro_batch(Model& m, int64_t k) {
     std::swap(m.waiting[m.micro_batch], m.activations);
     std::swap(m.waiting[k], m.activations);
     m.micro_batch = k;
+}
+
+std::vector<NamedTensor> loss_scale_tensors(const Model& m) {
+    if (!m.loss_scale.data) return {};
+    return {{"loss_scale.scale", m.loss_scale}, {"loss_scale.counts", m.loss_scale_counts}};
 }
 
 void set_dloss(Model& m, const float* dloss) {
@@ -392,10 +413,10 @@ void backward_layers(Model& m, bool first, bool last) {
     if (m.parameters.holds_head()) {
         begin_fp8_pass(m, true, first);  // the head's weight has codes of its own
         run_head(m, {true, accumulates_in_place(m, micro_batch)});
-        if (m.options.skip_nonfinite)
+        if (m.loss_squares.data)
             global_norm(m.context,
                         {.squares = m.loss_squares, .x = m.activations.losses, .accumulate = !first});
-        if (m.options.skip_nonfinite && last) sum_over_ranks(m, m.loss_squares);
+        if (m.loss_squares.data && last) sum_over_ranks(m, m.loss_squares);
     }
     backward_trunk(m, micro_batch);
     join_exchanges(m);

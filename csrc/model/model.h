@@ -8,6 +8,7 @@
 #include "core/collectives.h"
 #include "core/dispatch.h"
 #include "core/library_gemm.h"
+#include "core/safetensors.h"
 #include "model/activations.h"
 #include "model/lora.h"
 #include "platform/stream.h"
@@ -41,8 +42,11 @@ struct Model {
     std::optional<KvCache> cache;
     Tensor frequency;  // f64 [HD/2], of RoPE
     // [1] each, which kernels read where the weights are. dloss: f32, the factor of the losses' gradients, 1 / N for the mean
-    // of N. squares: of the gradients. loss_squares: with skip_nonfinite, of the losses, the optimizer's guard.
+    // of N. squares: of the gradients. loss_squares: with skip_nonfinite or a scale, of the losses, the optimizer's guard.
     Tensor dloss, squares, lr, step, loss_squares;
+    // With fp16 weights: the scale of the losses' gradients, dloss times it, and update_loss_scale's counts [2], whose second
+    // is AdamW's step.
+    Tensor loss_scale, scaled_dloss, loss_scale_counts;
     // With several ranks (model/zero.h): the stream of the collectives and its events, by a segment's buffer.
     struct Exchanges {
         Stream stream;
@@ -72,6 +76,8 @@ void set_batch(Model& model, const int32_t* tokens, const int32_t* targets, int6
                const int32_t* first = nullptr, const int32_t* end = nullptr);
 // The next calls use the batch and the activations of micro-batch k of ModelOptions::micro_batches.
 void use_micro_batch(Model& model, int64_t k);
+// The loss's scale and its counts, as checkpoints hold them; none without a scale.
+std::vector<NamedTensor> loss_scale_tensors(const Model& model);
 // Sets model.dloss for the passes that follow. allocate() sets it to 1 / N, of the mean loss of the largest batch.
 void set_dloss(Model& model, const float* dloss);
 // The rows of the batch, up to the final norm; their keys and values go to the cache.

@@ -34,6 +34,17 @@ void sum_squares(Model& m) {
     sum_over_shards(m, m.squares);
 }
 
+namespace {
+
+// The step of AdamW's bias correction: a step that an overflow skipped is none.
+Tensor adamw_step(const Model& m) {
+    return m.loss_scale.data
+               ? make_tensor(static_cast<int32_t*>(m.loss_scale_counts.data) + 1, DType::i32, {1})
+               : m.step;
+}
+
+}  // namespace
+
 void update(Model& m, const Parameter& parameter, int64_t first, const OptimizerState& state,
             const AdamW& adamw, uint64_t seed) {
     const Parameters& p = m.parameters;
@@ -45,8 +56,9 @@ void update(Model& m, const Parameter& parameter, int64_t first, const Optimizer
                               .grad = p.part(p.gradients, parameter, first, count),
                               .squares = m.squares,
                               .lr = m.lr,
-                              .step = m.step,
+                              .step = adamw_step(m),
                               .guard = m.loss_squares,
+                              .scale = m.loss_scale,
                               .beta1 = adamw.beta1,
                               .beta2 = adamw.beta2,
                               .eps = adamw.eps,
@@ -111,12 +123,19 @@ void optimizer_step(Model& m, const AdamW& adamw, uint64_t seed) {
         if (i + 1 == table.size() || table[i + 1].segment != table[i].segment)
             exchange_updated_weights(m, table[i].segment);
     }
+    constexpr int64_t growth_interval = 2000;
+    if (m.loss_scale.data)
+        update_loss_scale(m.context, {.scale = m.loss_scale,
+                                      .counts = m.loss_scale_counts,
+                                      .squares = m.squares,
+                                      .guard = m.loss_squares,
+                                      .interval = m.options.loss_scale > 0 ? 0 : growth_interval});
     join_exchanges(m);
     finish_fp8_update(m);
 }
 
-double grad_norm(double squares) {
-    return static_cast<float>(std::sqrt(squares));
+double grad_norm(double squares, double scale) {
+    return static_cast<float>(std::sqrt(squares) / scale);
 }
 
 }  // namespace llamac

@@ -26,7 +26,7 @@ void sum_squares(Model& model);
 void update(Model& model, const Parameter& parameter, int64_t first, const OptimizerState& state,
             const AdamW& adamw, uint64_t seed);
 
-// The norm of the gradients, as AdamW rounds it, from the sum of their squares.
-double grad_norm(double squares);
+// The norm of the gradients, as AdamW rounds it, from the sum of their squares; scale: of the loss.
+double grad_norm(double squares, double scale = 1);
 
 }  // namespace llamac

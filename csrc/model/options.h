@@ -24,7 +24,8 @@ struct ModelOptions {
     int64_t logits_bytes = 0;
     std::vector<std::string> kernels = {};  // as KernelChoices takes them
     bool skip_nonfinite =
-        false;  // the optimizer writes nothing where a loss or the gradient norm is not finite
+        false;              // the optimizer writes nothing where a loss or the gradient norm is not finite
+    double loss_scale = 0;  // of fp16 weights: a power of two; 0: it follows overflows
     bool document_mask = false;  // batches may have `first`
     Sharding sharding = {};
     std::optional<Fp8Options> fp8 = {};    // none: products in the storage type

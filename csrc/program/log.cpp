@@ -304,6 +304,7 @@ void Log::step(const StepResult& r, const Usage& usage) {
         {"lr", r.lr},      {"ms", r.ms},     {"tokens_per_s", speed}, {"tflops", flops / 1e12},
         {"mfu", mfu}};
     fields.update(fields_of(usage));
+    if (r.loss_scale > 0) fields["loss_scale"] = r.loss_scale;
     if (r.skipped) fields["skipped"] = true;
     event(fields);
     count_usage(usage, r.ms);

@@ -307,7 +307,8 @@ struct Loop {
             const bool finite = std::isfinite(r.loss) && std::isfinite(r.grad_norm);
             // Else every weight is as bad from here on, and the next checkpoints would replace the good ones.
             skipped = r.skipped ? skipped + 1 : 0;
-            sound = r.skipped ? skipped <= t.options.skip_nonfinite : finite;
+            const bool rescaled = r.loss_scale > 0 && t.options.skip_nonfinite == 0;
+            sound = r.skipped ? rescaled || skipped <= t.options.skip_nonfinite : finite;
             t.ranks.together("log", [&] {
                 log.step(r, usage.read());
                 log_start(r);

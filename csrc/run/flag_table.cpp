@@ -180,7 +180,7 @@ const Fields& fields() {
         LLAMAC_FLAG(data_skip), LLAMAC_FLAG(steps), LLAMAC_FLAG(lr), LLAMAC_FLAG(min_lr_frac),
         LLAMAC_FLAG(warmup_steps), LLAMAC_FLAG(schedule), LLAMAC_FLAG(weight_decay), LLAMAC_FLAG(beta1),
         LLAMAC_FLAG(beta2), LLAMAC_FLAG(grad_clip), LLAMAC_FLAG(skip_nonfinite), LLAMAC_FLAG(verify_every),
-        LLAMAC_FLAG(dtype), LLAMAC_FLAG(grad_dtype), LLAMAC_FLAG(master_weights),
+        LLAMAC_FLAG(dtype), LLAMAC_FLAG(grad_dtype), LLAMAC_FLAG(loss_scale), LLAMAC_FLAG(master_weights),
         LLAMAC_FLAG(optimizer_state), LLAMAC_FLAG(matmul_dtype), LLAMAC_FLAG(fp8_recipe),
         LLAMAC_FLAG(fp8_gradients), LLAMAC_FLAG(fp8_weights), LLAMAC_FLAG(fp8_head),
         LLAMAC_FLAG(fp8_keep_first), LLAMAC_FLAG(fp8_keep_last), LLAMAC_FLAG(recompute), LLAMAC_FLAG(kernel),

@@ -244,8 +244,16 @@ void resolve(Options& options) {
         fail("--init load: expected --model to be a Hugging Face directory, found ", quote(options.model));
     const DTypeInfo &weights = info(options.dtype), &gradients = info(options.grad_dtype);
     if (gradients.mantissa_bits < weights.mantissa_bits)
-        fail("--grad-dtype ", gradients.name, ": expected ", weights.name, ", which --dtype ", weights.name,
-             " needs");
+        fail("--grad-dtype ", gradients.name, ": expected ", name(weights.arithmetic), ", which --dtype ",
+             weights.name, " needs");
+    const bool fp16 = options.dtype == DType::fp16;
+    if (fp16 && !options.master_weights) fail("--master-weights off: expected on, which --dtype fp16 needs");
+    if (fp16 && options.matmul_dtype == MatmulDType::fp8)
+        fail("--matmul-dtype fp8: expected --dtype bf16 or f32, found fp16");
+    int exponent;
+    if (options.loss_scale != 0 && (!fp16 || std::frexp(options.loss_scale, &exponent) != 0.5))
+        fail("--loss-scale ", options.loss_scale, ": expected a power of two with --dtype fp16, or 0, found ",
+             fp16 ? "another number" : "--dtype " + std::string(weights.name));
     check_lora(options);
     if (options.frozen_dtype == MatmulDType::fp8) check_frozen_codes(options);
     if (options.out.empty()) fail("--out: expected a directory, found \"\"");
@@ -326,6 +334,7 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
     }
     m.graphs = o.graphs.value_or(graphs_by_default);
     m.skip_nonfinite = o.skip_nonfinite > 0;
+    m.loss_scale = o.loss_scale;
     m.document_mask = o.document_mask;
     m.frozen = split_list(o.lora > 0 ? "*" : o.freeze);
     m.frozen_codes = o.frozen_dtype == MatmulDType::fp8;

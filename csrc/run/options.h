@@ -61,6 +61,7 @@ struct Options {
 
     // Precision and memory
     DType dtype, grad_dtype;
+    double loss_scale;
     bool master_weights;
     DType optimizer_state;
     MatmulDType matmul_dtype;

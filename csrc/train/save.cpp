@@ -104,7 +104,8 @@ std::string index_text(const Trainer& t) {
 Tensors own_optimizer_tensors(const Trainer& t) {
     Tensors tensors = optimizer_tensors(t.model.parameters);
     if (!t.ranks.is_first()) return tensors;
-    for (const NamedTensor& each : fp8_tensors(t.model)) tensors.push_back(each);
+    for (const auto& of : {fp8_tensors(t.model), loss_scale_tensors(t.model)})
+        tensors.insert(tensors.end(), of.begin(), of.end());
     if (t.model.lora) tensors.push_back({base_name, t.model.lora->base});
     return tensors;
 }

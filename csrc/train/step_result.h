@@ -19,7 +19,8 @@ struct StepResult {
     double lr = 0;
     // Since the end of the step before, or the start of this one if none was in flight.
     double ms = 0;
-    bool skipped = false;  // not finite, and --skip-nonfinite: weights and moments are as before
+    bool skipped = false;   // not finite, and --skip-nonfinite or a scale: weights and moments are as before
+    double loss_scale = 0;  // with --dtype fp16, of the step's gradients
     std::vector<Saturated> saturated = {};  // of tensors with any
 };
 

@@ -212,6 +212,17 @@ Fp8Options saved_fp8(const Manifest& manifest) {
     return saved;
 }
 
+// A fixed scale is the flag's.
+void load_loss_scale(Trainer& t, const std::string& path) {
+    for (const NamedTensor& each : loss_scale_tensors(t.model)) {
+        float scale[2];
+        const Tensor value = make_tensor(scale, each.tensor.dtype, {each.tensor.elements()});
+        SafetensorsFile(path).read(each.name, value);
+        if (each.tensor.dtype == DType::i32 || t.options.loss_scale == 0)
+            copy_bytes(each.tensor.data, scale, value.bytes());
+    }
+}
+
 void resume(Trainer& t, const Manifest& manifest) {
     check_resume(manifest, t.resumed_from, t.options, t.ranks.count);
     const DType dtype = t.model.options.precision.weights;
@@ -230,13 +241,21 @@ void resume(Trainer& t, const Manifest& manifest) {
         load_weights(t.model.parameters, t.resumed_from);
     load_optimizer(t.model.parameters, states);
     if (manifest.step > 0) load_fp8(t.model, states[0], saved_fp8(manifest));
+    load_loss_scale(t, states[0]);
     t.step = manifest.step;
 }
 
 }  // namespace
 
 Trainer::StepBuffers::StepBuffers(int64_t tokens, int64_t hash_count, int64_t slots)
-    : losses(tokens), squares(2), dloss(1), lr(1), step(1), hashes(hash_count), saturated(slots) {}
+    : losses(tokens),
+      squares(2),
+      dloss(1),
+      lr(1),
+      loss_scale(1),
+      step(1),
+      hashes(hash_count),
+      saturated(slots) {}
 
 Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& among)
     : options(o),
@@ -417,9 +436,9 @@ void Trainer::start_step(const Fill& fill, std::optional<int64_t> counted) {
     if (verified) verifier->begin();
     clear_saturated(model);
     CHECK(!counted || *counted > 0);
-    b.loss_scale = counted ? static_cast<double>(tokens_per_step()) / static_cast<double>(*counted) : 1;
-    follow_loss_scale(model, b.loss_scale);
-    const double of_mean = 1.0 / static_cast<double>(accumulation * ranks.count) * b.loss_scale;
+    b.of_counted = counted ? static_cast<double>(tokens_per_step()) / static_cast<double>(*counted) : 1;
+    follow_loss_scale(model, b.of_counted);
+    const double of_mean = 1.0 / static_cast<double>(accumulation * ranks.count) * b.of_counted;
     b.dloss.data[0] = static_cast<float>(of_mean / static_cast<double>(options.batch_size * options.seq_len));
     set_dloss(model, b.dloss.data);
     queue_micro_batches(b, verified);
@@ -427,6 +446,8 @@ void Trainer::start_step(const Fill& fill, std::optional<int64_t> counted) {
     b.lr.data[0] = static_cast<float>(learning_rate(schedule_of(options), step + 1));
     b.step.data[0] = static_cast<int32_t>(step + 1);
     set_step(model, b.lr.data, b.step.data);
+    if (model.loss_scale.data)  // which the step may change
+        copy_bytes_async(model.context, b.loss_scale.data, model.loss_scale.data, sizeof(float));
     if (verified) verifier->repeat_optimizer_step();
     launch(optimizer);
     copy_bytes_async(model.context, b.squares.data, model.squares.data, sizeof(double));
@@ -439,6 +460,9 @@ void Trainer::start_step(const Fill& fill, std::optional<int64_t> counted) {
     if (first) start.tuning = model.gemms.tuning_seconds;
     if (first && ranks.is_first()) keep_gemm_choices(model.gemms, options);
 }
+
+// Below, gradients are not what overflows.
+constexpr double least_loss_scale = 0x1p-14;
 
 StepResult Trainer::finish_step() {
     CHECK(in_flight() > 0);
@@ -455,14 +479,27 @@ StepResult Trainer::finish_step() {
             fail("step ", finished, ": ", wrong);
         });
     const bool skipped = model.loss_squares.data && is_skipped(b.squares.data[0], b.squares.data + 1);
+    const bool scaled = model.loss_scale.data;
+    const double scale = scaled ? b.loss_scale.data[0] : 0;
+    if (skipped && scaled)
+        ranks.together("loss scale", [&] {
+            if (options.loss_scale == 0 && scale > least_loss_scale) return;
+            CHECK(hipDeviceSynchronize());  // as above
+            fail("step ", finished,
+                 ": expected finite losses and gradients, found an overflow of fp16 at a loss scale of ",
+                 scale,
+                 options.loss_scale == 0 ? ": the run has diverged"
+                                         : "; --loss-scale 0 reduces it where a step overflows");
+        });
     const double loss =
         ranks.sum("loss", mean(b.losses.data, tokens_per_rank())) / static_cast<double>(ranks.count);
     return {finished,
-            loss * b.loss_scale,
-            grad_norm(b.squares.data[0]),
+            loss * b.of_counted,
+            grad_norm(b.squares.data[0], scaled ? scale : 1),
             learning_rate(schedule_of(options), finished),
             ms,
             skipped,
+            scale,
             saturated_tensors(b.saturated.data)};
 }
 

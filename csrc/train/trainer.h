@@ -75,11 +75,11 @@ struct Trainer {
         StepBuffers(int64_t tokens, int64_t hashes, int64_t slots);
         PinnedMemory<float> losses;
         PinnedMemory<double> squares;  // of the gradients; of the losses, with --skip-nonfinite
-        PinnedMemory<float> dloss, lr;
+        PinnedMemory<float> dloss, lr, loss_scale;
         PinnedMemory<int32_t> step;
         PinnedMemory<double> hashes;      // of a verified step
         PinnedMemory<int32_t> saturated;  // per scale of fp8
-        double loss_scale = 1;            // of the mean over all tokens, which makes it the step's loss
+        double of_counted = 1;            // of the mean over all tokens, which makes it the step's loss
     };
     // Work that is the same in every step: launched the first time, then captured and replayed.
     struct CapturedGraph {
