@@ -357,7 +357,7 @@ def adamw_update(p, g, m, v, lr, bias1, bias2, beta1: float, beta2: float, eps: 
 
 def update_stored(weight, stored, g, clip, scalars, bits, constants: dict[str, float]) -> None:
     """adamw_update on the tensors [n] in which p, m and v are stored, each in its type, with `clip` times g;
-    `weight` is p's bf16 copy, if there is one. Compiled, all of it is one pass over memory.
+    `weight` is p's narrow copy, if there is one. Compiled, all of it is one pass over memory.
     """
     p, m, v = exact = [at_least_fp32(x) for x in stored]  # no copy, so in place, where fp32 is stored
     g = at_least_fp32(g)
@@ -372,8 +372,8 @@ def update_stored(weight, stored, g, clip, scalars, bits, constants: dict[str, f
 
 @dataclass
 class AdamW:
-    """AdamW on parts of a model's weights; only matrices decay. bf16 weights are updated through fp32 master
-    copies, or, without those, rounded stochastically: rounding to nearest would lose every update below half
+    """AdamW on parts of a model's weights; only matrices decay. Narrow weights are updated through fp32 master
+    copies, or, without those (bf16), rounded stochastically: rounding to nearest would lose every update below half
     a bf16 step. Moments are fp32, or bf16 rounded stochastically (llamac/training/rounding.py).
     """
 
@@ -418,14 +418,42 @@ class AdamW:
 # Training ===================================================================================================
 
 
-def train_step(model, batches: Batches, cis: Cis, optimizer: AdamW, lr: float, grad_clip: float, grad_dtype):
-    """One step on the micro-batches of all ranks: [loss, gradient norm before clipping], on the device."""
-    loss, grads = gradients(model, batches, cis, optimizer.parts, grad_dtype)
+@dataclass
+class LossScale:
+    """Dynamic loss scaling of fp16 gradients (Micikevicius et al., "Mixed Precision Training", 2018)."""
+
+    scale: float = 65536.0  # a power of two
+    fixed: bool = False
+    good: int = 0  # steps since it changed
+
+    def update(self, finite: bool) -> None:
+        self.good = self.good + 1 if finite else 0
+        if self.fixed:
+            return
+        if not finite:
+            self.scale /= 2
+        if self.good == 2000:
+            self.scale, self.good = self.scale * 2, 0
+
+
+def train_step(
+    model, batches: Batches, cis: Cis, optimizer: AdamW, lr: float, grad_clip: float, grad_dtype, scaling=None
+):
+    """One step on the micro-batches of all ranks: [loss, gradient norm before clipping], on the device.
+    scaling: a LossScale; a step whose gradients overflow then changes nothing else.
+    """
+    scale = scaling.scale if scaling else 1
+    loss, grads = gradients(model, batches, cis, optimizer.parts, grad_dtype, scale)
     # In double: torch's fp32 norm of a million numbers was seen to be off by 4e-5 on the CPU.
-    norm = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float64)).norm()
+    norm = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float64)).norm() / scale
     loss, norm = across_ranks(loss, norm)
     norm = norm.to(loss.dtype)
-    optimizer.step(grads, lr, norm, grad_clip)
+    finite = not scaling or bool(torch.isfinite(loss + norm))
+    if scaling:
+        torch._foreach_div_(grads, scale)
+        scaling.update(finite)
+    if finite:
+        optimizer.step(grads, lr, norm, grad_clip)
     if model.fp8:
         model.fp8.update()
     return torch.stack([loss, norm])
@@ -440,12 +468,15 @@ def train(o: Options) -> None:
     optimizer = AdamW(parts(model), **training.adamw_options(o, device))
     cis = model.ops.precompute_cis(config, o.seq_len, device)
     log = training.Log(o, config, device, batches.accumulation * o.batch_size * o.seq_len * world())
+    scaling = LossScale(o.loss_scale or LossScale.scale, o.loss_scale > 0) if o.dtype == "fp16" else None
     schedule = {"min_lr_frac": o.min_lr_frac, "warmup_steps": o.warmup_steps, "schedule": o.schedule}
     for step in range(1, o.steps + 1):
         lr = learning_rate(step, lr=o.lr, steps=o.steps, **schedule)
         with log.step(step, lr) as u:
             micro = batches.of_step(step)
-            u.result = train_step(forward, micro, cis, optimizer, lr, o.grad_clip, DTYPES[o.grad_dtype])
+            used = optimizer, lr, o.grad_clip, DTYPES[o.grad_dtype], scaling
+            u.loss_scale = scaling and scaling.scale
+            u.result = train_step(forward, micro, cis, *used)
     log.close()
     if o.save:
         training.save(model, o)
@@ -458,10 +489,11 @@ OPTIMIZER: dict = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1
 LR, GRAD_CLIP, UPDATES = 0.001, 1.0, 10
 
 
-def debug_state(directory: Path, dtype: torch.dtype, batch: Batches, o: Options):
+def debug_state(directory: Path, dtype: torch.dtype, batch: Batches, o: Options, scaled: bool = False):
     """The tensors of debug_state.safetensors by name, of the model in a directory and the one micro-batch, in
     the order of computation: the forward's, gradients of activations (dact.) and of parameters (grad.), last
-    to first, ten updates. o: the flags of the matrix products."""
+    to first, ten updates. o: the flags of the matrix products. scaled: gradients are those of the scaled loss.
+    """
     tokens, targets, first, *_ = *batch[0], None
     config, precision = load_config(directory), torch.promote_types(dtype, torch.float32)
     cis = precompute_cis(config, tokens.shape[1], dtype=precision)
@@ -471,7 +503,8 @@ def debug_state(directory: Path, dtype: torch.dtype, batch: Batches, o: Options)
     logits.retain_grad()
     losses = cross_entropy(logits, targets)
     loss, _ = mean_loss(losses, targets)
-    loss.backward()
+    scaling = LossScale() if scaled else None
+    (loss * (scaling.scale if scaling else 1)).backward()
 
     norm = rstd_mean if config.normalization_function == "layernorm" else rstd
     state = {name: x.int() for name, x in zip(("tokens", "targets", "first"), batch[0])}
@@ -480,14 +513,14 @@ def debug_state(directory: Path, dtype: torch.dtype, batch: Batches, o: Options)
 
     model = references.load(empty_model(config, dtype), directory, o)
     optimizer = AdamW(parts(model), **OPTIMIZER, state_dtype=precision)
-    step = (model, batch, cis, optimizer, LR, GRAD_CLIP, precision)
+    step = (model, batch, cis, optimizer, LR, GRAD_CLIP, precision, scaling)
     history = torch.stack([train_step(*step) for _ in range(UPDATES)])
     state["train.losses"], state["train.grad_norms"] = history.T
     return {name: x.detach() for name, x in state.items()}
 
 
 def write_references(o: Options, root: Path = ROOT / "data" / "reference") -> None:
-    """The references of every test model in both dtypes, at root/MODEL/DTYPE."""
+    """The references of every test model in each dtype, at root/MODEL/DTYPE."""
     settings = {"lr": LR, **OPTIMIZER, "grad_clip": GRAD_CLIP}
     references.write_references(ROOT / "tests" / "models", root, empty_model, debug_state, settings, o)
 

@@ -13,7 +13,10 @@
 namespace llamac {
 
 constexpr double floor_ulp = 2;
-constexpr int smallest_exponent = -126;  // of a normal number in f32 and bf16
+// Of a normal number.
+constexpr int smallest_exponent(DType dtype) {
+    return dtype == DType::fp16 ? -14 : -126;
+}
 
 struct Deviation {
     double relative_l2 = 0, largest = 0;  // absolute where the norm of the truth is 0
@@ -21,7 +24,7 @@ struct Deviation {
 
 // The distance between neighbouring numbers of the type at x; at 0 that of the denormals.
 inline double ulp(double x, DType dtype) {
-    return std::ldexp(1.0, std::max(std::ilogb(x), smallest_exponent) - info(dtype).mantissa_bits);
+    return std::ldexp(1.0, std::max(std::ilogb(x), smallest_exponent(dtype)) - info(dtype).mantissa_bits);
 }
 
 // The error of `count` elements, given by index. NaN is right if the truth is NaN (the mean of nothing); any other NaN or

@@ -36,7 +36,7 @@ TABLE = {
         DType("bf16", 7, "BF16", "bfloat16"),
         DType("f64", 52, "F64", "float64"),
         DType("i32", 0, "I32", "int32"),
-        DType("f16", 10, "F16", "float16"),
+        DType("fp16", 10, "F16", "float16"),
         DType("e4m3", 3, "F8_E4M3", "float8_e4m3fn"),
         DType("e5m2", 2, "F8_E5M2", "float8_e5m2"),
         DType("e4m3fnuz", 3, "F8_E4M3FNUZ", "float8_e4m3fnuz"),

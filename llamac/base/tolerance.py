@@ -15,7 +15,6 @@ from llamac.base.dtypes import TABLE
 
 FORWARD, BACKWARD = 2.0, 3.0
 FLOOR_ULP = 2.0
-SMALLEST_EXPONENT = -126  # of a normal number, in both
 
 
 @dataclass
@@ -45,9 +44,9 @@ def error_of(found: np.ndarray, truth: np.ndarray) -> Error:
 
 def ulp(x: np.ndarray | float, dtype: str) -> np.ndarray:
     """The distance between neighbouring numbers of the type at each x; at 0 that of the denormals."""
-    x = np.abs(np.asarray(x, np.float64))
-    exponent = np.floor(np.log2(np.where(x > 0, x, 2.0**SMALLEST_EXPONENT)))
-    return np.exp2(np.maximum(exponent, SMALLEST_EXPONENT) - TABLE[dtype].mantissa_bits)
+    x, smallest = np.abs(np.asarray(x, np.float64)), -14 if dtype == "fp16" else -126  # of a normal number
+    exponent = np.floor(np.log2(np.where(x > 0, x, 2.0**smallest)))
+    return np.exp2(np.maximum(exponent, smallest) - TABLE[dtype].mantissa_bits)
 
 
 def floor_of(truth: np.ndarray, dtype: str) -> Error:

@@ -86,8 +86,16 @@ def parse(argv: list[str], description: str = "Train Llama 3.") -> Options:
     options.recompute_every()
     weights, gradients = TABLE[options.dtype], TABLE[options.grad_dtype]
     if gradients.mantissa_bits < weights.mantissa_bits:
-        needed = f"expected {weights.name}, which --dtype {weights.name} needs"
-        raise InputError(f"--grad-dtype {gradients.name}: {needed}")
+        raise InputError(f"--grad-dtype {gradients.name}: expected f32, which --dtype {weights.name} needs")
+    fp16 = options.dtype == "fp16"
+    if fp16 and options.master_weights == "off":
+        raise InputError("--master-weights off: expected on, which --dtype fp16 needs")
+    if fp16 and options.matmul_dtype == "fp8":
+        raise InputError("--matmul-dtype fp8: expected --dtype bf16 or f32, found fp16")
+    if options.loss_scale and (not fp16 or math.frexp(options.loss_scale)[0] != 0.5):
+        found = "another number" if fp16 else f"--dtype {weights.name}"
+        expected = "expected a power of two with --dtype fp16, or 0"
+        raise InputError(f"--loss-scale {options.loss_scale:g}: {expected}, found {found}")
     if options.init == "auto":
         return replace(options, init="load" if find_weights(options.model) else "random")
     return options

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from llamac.base.dtypes import torch_dtypes
 from llamac.training.options import Options
 
-DTYPES = torch_dtypes("f32", "bf16")
+DTYPES = torch_dtypes("f32", "bf16", "fp16")
 
 
 def rank() -> int:
@@ -89,16 +89,16 @@ def shard(model: nn.Module, o: Options, device: str) -> None:
         module.set_modules_to_forward_prefetch([following])
 
 
-def gradients(model: nn.Module, batches: list, cis: Any, parts: list, dtype: torch.dtype):
-    """The mean loss of the micro-batches, and its gradient by each part, summed in dtype."""
+def gradients(model: nn.Module, batches: list, cis: Any, parts: list, dtype: torch.dtype, scale: float = 1):
+    """The mean loss of the micro-batches, and `scale` times its gradient by each part, summed in dtype."""
     of_counted = _tokens_per_target(batches) if model.config.is_encoder else 1
     if world() > 1:
-        return _sharded_gradients(model, batches, cis, parts, of_counted)
+        return _sharded_gradients(model, batches, cis, parts, of_counted, scale)
     losses: list[Tensor] = []
     sums: list[Tensor] = []
     for tokens, *others in batches:
         loss = model(tokens, cis, *others) * of_counted / len(batches)
-        loss.backward()
+        (loss * scale).backward()
         losses.append(loss.detach())
         fresh = [part.of(part.parameter.grad).to(dtype) for part in parts]
         for part in parts:
@@ -119,13 +119,13 @@ def _tokens_per_target(batches: list) -> Tensor:
     return counts[1] / counts[0].clamp(min=1)
 
 
-def _sharded_gradients(model: nn.Module, batches: list, cis: Any, parts: list, of_counted: Any):
+def _sharded_gradients(model: nn.Module, batches: list, cis: Any, parts: list, of_counted: Any, scale: float):
     """gradients() of a sharded model: sums in its parameters, reduced over the ranks once."""
     losses = []
     for micro, (tokens, *others) in enumerate(batches, 1):
         model.set_requires_gradient_sync(micro == len(batches))
         loss = model(tokens, cis, *others) * of_counted / len(batches)
-        loss.backward()
+        (loss * scale).backward()
         losses.append(loss.detach())
     sums = [part.of(part.parameter.grad) for part in parts]
     for part in parts:

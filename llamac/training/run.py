@@ -1,6 +1,7 @@
 """The parts of a training run besides the model, AdamW and the loop: data, devices, log and command line."""
 
 import json
+import math
 import os
 import resource
 import time
@@ -39,6 +40,9 @@ ATTENTION = [
     *(SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION),
     *(SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH),
 ]
+
+
+LEAST_LOSS_SCALE = 2.0**-14  # below, gradients are not what overflows
 
 
 # The model and its data =====================================================================================
@@ -220,6 +224,7 @@ class Step:
     step: int
     lr: float
     result: Tensor = field(init=False)  # loss and gradient norm, on the host once `done`
+    loss_scale: float | None = None  # of fp16
     done: Moment = 0.0
 
 
@@ -277,12 +282,17 @@ class Log:
             loss, norm = u.result.tolist()
             if rank() == 0:
                 self.write(u, loss, norm, ms)
+            overflow = u.loss_scale and not math.isfinite(loss + norm)
+            if overflow and (self.o.loss_scale or u.loss_scale <= LEAST_LOSS_SCALE):
+                raise InputError(f"step {u.step}: fp16 overflows at a loss scale of {u.loss_scale:g}")
 
     def write(self, u: Step, loss: float, norm: float, ms: float) -> None:
         speed = 1e3 * self.tokens / ms
         memory = torch.cuda.max_memory_allocated() / 2**30 if self.device == "cuda" else 0.0
         event = {"step": u.step, "loss": loss, "grad_norm": norm, "lr": u.lr, "ms": ms}
         event |= {"tokens_per_s": speed, "gpu_mem_gib": memory}
+        if u.loss_scale:
+            event["loss_scale"] = u.loss_scale
         finite = {name: x if abs(x) < float("inf") else None for name, x in event.items()}  # JSON has no NaN
         if self.file:
             self.file.write(json.dumps({"event": "step"} | finite) + "\n")

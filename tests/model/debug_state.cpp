@@ -75,10 +75,12 @@ std::vector<std::pair<float, float>> train(Model& model, const AdamW& adamw, flo
         forward_backward(model, true);
         const float loss = static_cast<float>(mean_loss(model));
         set_step(model, &lr, &step);
+        float scale = 1;
+        if (model.loss_scale.data) copy_bytes(&scale, model.loss_scale.data, sizeof scale);
         optimizer_step(model, adamw, 42);
         double squares = 0;
         copy_bytes(&squares, model.squares.data, sizeof squares);
-        results.emplace_back(loss, static_cast<float>(grad_norm(squares)));
+        results.emplace_back(loss, static_cast<float>(grad_norm(squares, scale)));
     }
     return results;
 }

@@ -47,7 +47,7 @@ def states(reference):
     return get
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "fp16"])
 @pytest.mark.parametrize("model", MODELS)
 def test_debug_state(build, states, series, tmp_path, model, dtype):
     folder, torch, truth = states(model, dtype)

@@ -310,7 +310,7 @@ def documented_names(layers: int, parameters: list[str], model_type: str) -> lis
     return ["tokens", "targets", *forward, *reversed(backward), "train.losses", "train.grad_norms"]
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_debug_state(references, name, dtype):
     config = load_config(references / name / dtype)
