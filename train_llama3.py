@@ -372,9 +372,10 @@ def update_stored(weight, stored, g, clip, scalars, bits, constants: dict[str, f
 
 @dataclass
 class AdamW:
-    """AdamW on parts of a model's weights; only matrices decay. Narrow weights are updated through fp32 master
-    copies, or, without those (bf16), rounded stochastically: rounding to nearest would lose every update below half
-    a bf16 step. Moments are fp32, or bf16 rounded stochastically (llamac/training/rounding.py).
+    """AdamW on parts of a model's weights; only matrices decay. Narrow weights are updated through fp32
+    master copies, or, without those, rounded stochastically to bf16: rounding to nearest would lose every
+    update below half a bf16 step. Moments are fp32, or bf16 rounded stochastically
+    (llamac/training/rounding.py).
     """
 
     parts: list[Part]
@@ -492,7 +493,7 @@ LR, GRAD_CLIP, UPDATES = 0.001, 1.0, 10
 def debug_state(directory: Path, dtype: torch.dtype, batch: Batches, o: Options, scaled: bool = False):
     """The tensors of debug_state.safetensors by name, of the model in a directory and the one micro-batch, in
     the order of computation: the forward's, gradients of activations (dact.) and of parameters (grad.), last
-    to first, ten updates. o: the flags of the matrix products. scaled: gradients are those of the scaled loss.
+    to first, ten updates. o: the flags of the matrix products. scaled: gradients are the scaled loss's.
     """
     tokens, targets, first, *_ = *batch[0], None
     config, precision = load_config(directory), torch.promote_types(dtype, torch.float32)

@@ -379,11 +379,26 @@ def adamw(i):
     """A step in the middle of a run."""
     a, stored = ADAMW, i["weight"] if i["master"] is None else i["master"]
     p, m, v = (reference.at_least_fp32(x).clone() for x in (stored, i["m"], i["v"]))
-    g = reference.at_least_fp32(i["grad"]) * min(1.0, a["clip"] / (a["norm"] + 1e-6))
+    scale = i["squares"].sqrt().item() / a["norm"] if "squares" in i else 1.0
+    g = reference.at_least_fp32(i["grad"]) / scale * min(1.0, a["clip"] / (a["norm"] + 1e-6))
     bias1, bias2 = (1 - beta ** a["step"] for beta in a["betas"])
     reference.adamw_update(p, g, m, v, a["lr"], bias1, bias2, *a["betas"], a["eps"], a["weight_decay"])
     out = {"weight": p.to(i["weight"].dtype), "m": m, "v": v}
     return out | ({} if i["master"] is None else {"master": p})
+
+
+def scale_loss(i):
+    return {"out": i["dloss"] * i["scale"]}
+
+
+def update_loss_scale(i, interval=2):
+    """torch.amp.GradScaler's rule."""
+    overflow = (i["squares"] + i["guard"]).isinf().float()
+    scale, counts = i["scale"].float().clone(), i["counts"].clone()
+    for one, count, found in zip(scale.split(1), counts, overflow):
+        torch._amp_update_scale_(one, count[:1], found, 2.0, 0.5, interval)
+    counts[:, 1] += 1 - overflow.int()
+    return {"scale": scale, "counts": counts}
 
 
 def adamw_quantize(i):
@@ -490,6 +505,8 @@ CASES = {
     "fill_normal": Case(fill_normal, ELEMENTS, DRAWN),
     "adamw": Case(adamw, ELEMENTS, ADAMW_SCALARS),
     "scale_rows": Case(scale_rows, [{"K": t["N"], "C": t["C"]} for t in TILES], (SCALE, False)),
+    "scale_loss": Case(scale_loss, ELEMENTS),
+    "update_loss_scale": Case(update_loss_scale, ELEMENTS, (2,)),
     "quantize": Case(quantize, TILES),
     "quantize_rows": Case(quantize_rows, TILES, (SCALE_LIMIT,)),
     "swiglu_forward_quantize": Case(swiglu_forward_quantize, FEED_TILES),
@@ -539,8 +556,11 @@ def make_inputs(
     if op["name"] in ("adamw", "adamw_quantize"):
         for name, value in (("lr", ADAMW["lr"]), ("step", ADAMW["step"]), ("squares", ADAMW["norm"] ** 2)):
             values[name].fill_(value)
-        if values["weight"].dtype == torch.bfloat16:
+        if values["weight"].itemsize == 2:
             values["master"] = values["weight"].float()
+    if op["name"] == "update_loss_scale":
+        values["squares"][::3] = torch.inf
+        values["guard"][::4] = torch.inf
     if op["name"] in ("cross_entropy", "mean_loss") and sizes["N"] > 2:
         values["targets"][1] = -100
     if op["name"].endswith("quantize"):
@@ -556,7 +576,11 @@ def make_inputs(
         values[name] = value.to(values[name].dtype)
     if op["name"] in ("adamw", "adamw_quantize"):
         values["guard"] = None
-        values["master"] = values["master"] if values["weight"].dtype == torch.bfloat16 else None
+        values["master"] = values["master"] if values["weight"].itemsize == 2 else None
+    if op["name"] == "adamw":
+        scaled = values["weight"].dtype == torch.float16
+        values["scale"] = values["scale"].fill_(1024) if scaled else None
+        values["squares"] *= 1024**2 if scaled else 1
     return values
 
 

@@ -32,6 +32,7 @@ WITHOUT_MASTER = {"master_weights": "off"}
 PRECISIONS = {
     "f32": {},
     "bf16": {"dtype": "bf16"},
+    "fp16": {"dtype": "fp16"},
     "bf16-throughout": {"dtype": "bf16", "grad_dtype": "bf16", "optimizer_state": "bf16"} | WITHOUT_MASTER,
     "f32-small-moments": {"optimizer_state": "bf16"},
 }

@@ -62,7 +62,17 @@ inline Options small_run(const Words& more = {}) {
 inline const Words precisions[] = {
     {},
     {"--dtype", "bf16"},
-    {"--dtype", "bf16", "--grad-dtype", "bf16", "--optimizer-state", "bf16", "--master-weights", "off"}};
+    {"--dtype", "bf16", "--grad-dtype", "bf16", "--optimizer-state", "bf16", "--master-weights", "off"},
+    {"--dtype", "fp16"}};
+
+// Whether the emulated device has all kernels for it.
+inline bool has_kernels([[maybe_unused]] const Words& precision) {
+#if defined(LLAMAC_CPU) && !defined(LLAMAC_EMULATE_FP16)
+    return precision != Words{"--dtype", "fp16"};
+#else
+    return true;
+#endif
+}
 
 // Kernels for all operations, the first that takes a call; emulated where the host computes by default.
 inline std::vector<std::string> all_kernels() {

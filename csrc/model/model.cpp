@@ -319,7 +319,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     if (scaled) {
         arena.plan("scalars", &loss_scale, shaped(DType::f32, {1}));
         arena.plan("scalars", &scaled_dloss, shaped(DType::f32, {1}));
-        arena.plan("scalars", &loss_scale_counts, shaped(DType::i32, {2}));
+        arena.plan("scalars", &loss_scale_counts, shaped(DType::i32, {1, 2}));
     }
 
     // A dry run of a step: operations report their workspaces. The addresses are dummies.

@@ -44,7 +44,7 @@ struct Model {
     // [1] each, which kernels read where the weights are. dloss: f32, the factor of the losses' gradients, 1 / N for the mean
     // of N. squares: of the gradients. loss_squares: with skip_nonfinite or a scale, of the losses, the optimizer's guard.
     Tensor dloss, squares, lr, step, loss_squares;
-    // With fp16 weights: the scale of the losses' gradients, dloss times it, and update_loss_scale's counts [2], whose second
+    // With fp16 weights: the scale of the losses' gradients, dloss times it, and update_loss_scale's counts [1,2], whose second
     // is AdamW's step.
     Tensor loss_scale, scaled_dloss, loss_scale_counts;
     // With several ranks (model/zero.h): the stream of the collectives and its events, by a segment's buffer.

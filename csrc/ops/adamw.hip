@@ -8,7 +8,7 @@
 // step can be replayed.
 //
 // With master weights, the update is made on master, and weight is master rounded. Without them a bf16 weight is rounded
-// stochastically (one of fp16 to nearest), and bf16 moments always are, so that updates far below half an ulp are not lost on average: random bits are
+// stochastically, and bf16 moments always are, so that updates far below half an ulp are not lost on average: random bits are
 // added below the 16 bits that stay, then those below are cut. The bits are Philox's of (seed, step, stream, element): the upper
 // 16 of its 32 for the weight, 8 each for m and v, with a constant below that makes the average exact. A byte is off by at most
 // 2^-9 of an ulp; a moment changes by 1 - beta of itself, and an ulp is at most 2^-7 of it. The update itself uses m and v
@@ -93,8 +93,14 @@ __global__ void __launch_bounds__(bound_threads<run>, bound_blocks<run>)
                                       at);
 }
 
+bool has_master_for_fp16(const Call& c) {
+    return c.operand("weight").dtype != DType::fp16 || c.operand("master").data;
+}
+constexpr Constraints master_for_fp16{"a master where weights are fp16", has_master_for_fp16};
+
 // Whole Philox blocks, and no thread block with numbers of them both below and above 2^32.
 bool adamw_vectorized_takes(const Call& c) {
+    if (!has_master_for_fp16(c)) return false;
     const int64_t offset = static_cast<int64_t>(c.number("offset")), widest = 256 * unit;
     return offset % 4 == 0 && (offset % widest == 0 || offset >> 34 == (offset + c["P"]) >> 34);
 }
@@ -133,15 +139,18 @@ Operation adamw(
     " grad_clip: float {1, 0}, seed: int {42, 1e12}, stream: int {4},"
     " offset: int = 0 {0, 17179867136, 3}) empty(P)",
     "one update: clipping, moments, decoupled weight decay, rounding to storage",
-    {{"cpu", "fixed chunks over threads", instantiations<LLAMAC_ADAMW(adamw_cpu)>()},
+    {{"cpu", "fixed chunks over threads", instantiations<LLAMAC_ADAMW(adamw_cpu)>(), master_for_fp16},
      {"vectorized", "eight elements per thread, 128-bit accesses",
       instantiations<LLAMAC_ADAMW(adamw_vectorized)>(),
-      Constraints{"an offset that is a multiple of 4, or of 2048 where elements pass number 2^34",
-                  adamw_vectorized_takes},
+      Constraints{
+          "an offset that is a multiple of 4, or of 2048 where elements pass number 2^34; a master where "
+          "weights are fp16",
+          adamw_vectorized_takes},
       blocks_of(128, 256)},
-     {"naive", "one thread per element", instantiations<LLAMAC_ADAMW(adamw_naive)>()},
+     {"naive", "one thread per element", instantiations<LLAMAC_ADAMW(adamw_naive)>(), master_for_fp16},
      {"reference", "plain loops",
-      instantiations<LLAMAC_ADAMW(adamw_reference), adamw_reference<double, double, double>>()}},
+      instantiations<LLAMAC_ADAMW(adamw_reference), adamw_reference<double, double, double>>(),
+      master_for_fp16}},
     [](const Call& c) { return 15.0 * c["P"]; }, adamw_bytes);
 
 }  // namespace

@@ -465,7 +465,7 @@ inline void rope_forward(const Context& context, const RopeForwardCall& call) {
 
 // out = dloss * scale
 struct ScaleLossCall {
-    Required out, dloss, scale;  // f32[1]
+    Required out, dloss, scale;  // f32[P]
 };
 inline void scale_loss(const Context& context, const ScaleLossCall& call) {
     run_by_name<"scale_loss">(context, {call.out, call.dloss, call.scale}, {});
@@ -573,9 +573,9 @@ inline void token_positions(const Context& context, const TokenPositionsCall& ca
 
 // the loss's scale and the number of AdamW's step after a step that may have been skipped
 struct UpdateLossScaleCall {
-    Required scale;  // f32[1]
-    Required counts;  // i32[2]
-    Required squares, guard;  // f64[1]
+    Required scale;  // f32[P]
+    Required counts;  // i32[P,2]
+    Required squares, guard;  // f64[P]
     Integer interval;
 };
 inline void update_loss_scale(const Context& context, const UpdateLossScaleCall& call) {

@@ -215,8 +215,8 @@ Operation repeat_kv_forward(
     " empty(B, T) multiple(NH, NKV) derivative repeat_kv_backward(dx: grad x; dout: grad out)",
     "every key/value head NH/NKV times",
     {{"vectorized", "stores in one run, 128-bit accesses",
-      instantiations<LLAMAC_KERNELS(repeat_kv_forward_vectorized)>(), few_heads, block_sizes},
-     {"naive", "one thread per element", instantiations<LLAMAC_KERNELS(repeat_kv_forward_naive)>()},
+      instantiations<LLAMAC_FLOATS(repeat_kv_forward_vectorized)>(), few_heads, block_sizes},
+     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(repeat_kv_forward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(repeat_kv_forward_reference), repeat_kv_forward_reference<double>>()}});
 
@@ -226,8 +226,8 @@ Operation repeat_kv_backward(
     " empty(B, T) multiple(NH, NKV)",
     "the gradients of a group's heads, added",
     {{"vectorized", "the loads of four heads in flight, 128-bit accesses",
-      instantiations<LLAMAC_KERNELS(repeat_kv_backward_vectorized)>(), few_heads, block_sizes},
-     {"naive", "one thread per element", instantiations<LLAMAC_KERNELS(repeat_kv_backward_naive)>()},
+      instantiations<LLAMAC_FLOATS(repeat_kv_backward_vectorized)>(), few_heads, block_sizes},
+     {"naive", "one thread per element", instantiations<LLAMAC_FLOATS(repeat_kv_backward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(repeat_kv_backward_reference), repeat_kv_backward_reference<double>>()}},
     [](const Call& c) { return 1.0 * c["B"] * c["T"] * c["NH"] * c["HD"]; });

@@ -63,7 +63,7 @@ std::unique_ptr<LockedTrainer> make_trainer(const std::optional<std::string>& co
 
 py::dict as_dict(const StepResult& r) {
     return py::dict("step"_a = r.step, "loss"_a = r.loss, "grad_norm"_a = r.grad_norm, "lr"_a = r.lr,
-                    "ms"_a = r.ms);
+                    "ms"_a = r.ms, "skipped"_a = r.skipped, "loss_scale"_a = r.loss_scale);
 }
 
 // tokens, targets: [tokens_per_rank], this rank's. counted: the loss is a mean over the targets that are not -100.

@@ -215,11 +215,12 @@ Fp8Options saved_fp8(const Manifest& manifest) {
 // A fixed scale is the flag's.
 void load_loss_scale(Trainer& t, const std::string& path) {
     for (const NamedTensor& each : loss_scale_tensors(t.model)) {
-        float scale[2];
-        const Tensor value = make_tensor(scale, each.tensor.dtype, {each.tensor.elements()});
+        char bytes[8];
+        Tensor value = each.tensor;
+        value.data = bytes;
         SafetensorsFile(path).read(each.name, value);
         if (each.tensor.dtype == DType::i32 || t.options.loss_scale == 0)
-            copy_bytes(each.tensor.data, scale, value.bytes());
+            copy_bytes(each.tensor.data, bytes, value.bytes());
     }
 }
 

@@ -62,4 +62,4 @@ def adamw_step(optimizer: Any, grads: list[Tensor], lr: float, norm: Tensor | No
         tensors = weight.view(-1), master, o.m[k].view(-1), o.v[k].view(-1), g.reshape(-1)
         decay = o.weight_decay if part.is_matrix() else 0.0
         scalars = *o.constants.values(), decay, grad_clip, o.seed, 4 * part.index
-        torch.ops.llamac.adamw(*tensors, squares, rate, step, None, *scalars)
+        torch.ops.llamac.adamw(*tensors, squares, rate, step, None, None, *scalars)

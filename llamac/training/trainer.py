@@ -89,7 +89,8 @@ class Trainer:
 
     @property
     def last(self) -> dict[str, float]:
-        """Of the last step: step (from 1), loss, grad_norm (before clipping), lr, ms. {} before the first."""
+        """Of the last step: step (from 1), loss, grad_norm (before clipping), lr, ms; skipped, loss_scale (of
+        fp16). {} before the first."""
         return dict(self._last)
 
     def step(self, tokens: Any = None, targets: Any = None, counted: bool = False) -> float:

@@ -131,8 +131,8 @@ template <class T>
 __global__ void round_trip_kernel(const T* in, T* out, uint4* streamed) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     float x[vector_size<T>];
-    unpack(load128(in + i * vector_size<T>), x);
-    store128(out + i * vector_size<T>, pack(x));
+    unpack<T>(load128(in + i * vector_size<T>), x);
+    store128(out + i * vector_size<T>, pack<T>(x));
     store128_streaming(streamed + i, load128_streaming(in + i * vector_size<T>));
 }
 // Every bit pattern of bf16; for floats as many, spread over all.
@@ -192,15 +192,17 @@ void check_all_parts() {
 TEST(vectors) {
     check_round_trip<float, uint32_t>();
     check_round_trip<bf16, uint16_t>();
+    check_round_trip<fp16, uint16_t>();
     check_all_parts<float>();
     check_all_parts<bf16>();
+    check_all_parts<fp16>();
 }
 
 __global__ void pack_kernel(const float* in, bf16* out) {
     const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * 8;
     float x[8];
     for (int k = 0; k < 8; k++) x[k] = in[i + k];
-    store128(out + i, pack(x));
+    store128(out + i, pack<bf16>(x));
 }
 // To the nearest, ties to even, by looking at both neighbours in double.
 float nearest_bf16(float x) {

@@ -291,7 +291,7 @@ def fill(call: Call, seed: int) -> None:
 
 # ---- what does not
 
-WRONG_TYPES = (torch.float16, torch.uint8, torch.bool, torch.complex64, torch.int64)
+WRONG_TYPES = (torch.int16, torch.uint8, torch.bool, torch.complex64, torch.int64)
 
 
 def arguments_of(call: Call) -> dict[str, Placed]:

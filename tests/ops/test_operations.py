@@ -325,7 +325,7 @@ def test_adamw_in_two_pieces(variant):
     sizes, types = {"P": n}, ["bf16", "f32", "bf16", "bf16", "bf16", "f64", "f32", "i32"]
     values = make_inputs(OPERATIONS["adamw"], types, sizes, 0) | {"master": None}
     state = [values[name] for name in ("weight", "m", "v")]
-    extra = [*(values[name] for name in ("squares", "lr", "step")), None]
+    extra = [*(values[name] for name in ("squares", "lr", "step")), None, None]
 
     def updated(first: int, last: int, *offset: int) -> list[torch.Tensor]:
         weight, m, v = (x[first:last].clone() for x in state)
@@ -361,7 +361,7 @@ def test_stochastic_rounding():
     state = {name: None if x is None else x.bfloat16() for name, x in exact_inputs.items()}
     exact = adamw(as_type(state, torch.float64))
     given = ((ADAMW["norm"] ** 2, torch.float64), (ADAMW["lr"], torch.float32), (ADAMW["step"], torch.int32))
-    extra = [*(torch.tensor([x], dtype=dtype) for x, dtype in given), None]  # no guard
+    extra = [*(torch.tensor([x], dtype=dtype) for x, dtype in given), None, None]
     for variant in OPERATIONS["adamw"]["variants"]:
         out = {name: x.clone() for name, x in state.items() if name not in ("grad", "master")}
         outputs = [out["weight"], None, out["m"], out["v"]]

@@ -22,7 +22,9 @@ ERRORS = {
         ones(3, 8), ones(7)
     ),
     "rmsnorm_forward: weight is bf16, expected f32": lambda: ops.rmsnorm(ones(3, 8), ones(8).bfloat16()),
-    f"rmsnorm_forward: x is Half, expected {listed(STORED)}": lambda: ops.rmsnorm(ones(3, 8).half(), ones(8)),
+    f"rmsnorm_forward: x is Short, expected {listed(STORED)}": lambda: ops.rmsnorm(
+        ones(3, 8).short(), ones(8)
+    ),
     "rope_forward: x has shape [3, 8], expected [B,T,NH,HD]": lambda: ops.rope(ones(3, 8), ones(9, 4, 2)),
     "rope_forward: cis has shape [2, 4, 2], expected [T,HD/2,2] with dimension 0 = 3": lambda: ops.rope(
         ones(1, 3, 2, 8), ones(2, 4, 2)
@@ -49,8 +51,8 @@ ERRORS = {
     "linear_cross_entropy: weight is BFloat16, expected Float": lambda: ops.linear_cross_entropy(
         ones(3, 8), ones(5, 8).bfloat16(), zeros(3).int()
     ),
-    f"linear_cross_entropy: hidden is Half, expected {listed(FLOATS)}": lambda: ops.linear_cross_entropy(
-        ones(3, 8).half(), ones(5, 8).half(), zeros(3).int()
+    f"linear_cross_entropy: hidden is Short, expected {listed(FLOATS)}": lambda: ops.linear_cross_entropy(
+        ones(3, 8).short(), ones(5, 8).short(), zeros(3).int()
     ),
     "linear_cross_entropy: chunk_bytes is 0, expected at least 1": lambda: (
         torch.ops.llamac.linear_cross_entropy(ones(3, 8), ones(5, 8), zeros(3).int(), IGNORED, True, 0)
@@ -100,7 +102,7 @@ def test_fakes_refuse_what_kernels_refuse():
         x, weight = torch.ones(3, 8), torch.ones(8)
         for message, arguments in {
             "weight has shape": (x, torch.ones(7)),
-            "x is Half": (x.half(), weight.half()),
+            "x is Short": (x.short(), weight.short()),
             "weight is bf16, expected f32": (x, weight.bfloat16()),
         }.items():
             with pytest.raises(ValueError, match=message):

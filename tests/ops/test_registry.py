@@ -159,7 +159,7 @@ def test_a_call_keeps_no_array():
     "pattern, change",
     [
         ("x: expected an array .* found list", {2: [[1.0]]}),
-        ("x: is f16, expected f32, ", {2: np.zeros((ROWS, C), np.float16)}),
+        ("x: is i16, expected f32, ", {2: np.zeros((ROWS, C), np.int16)}),
         ("x: is i64", {2: np.zeros((ROWS, C), np.int64)}),
         ("weight is f64, expected f32", {3: np.zeros(C)}),
         ("weight has shape", {3: np.zeros(C + 1, np.float32)}),
@@ -306,7 +306,7 @@ def test_a_norm_that_is_no_number_leaves_none(variant):
     n = 40
     weight, m, v = (np.zeros(n, np.float32) for _ in range(3))
     inputs = [np.full(n, 50, np.float32), np.full(1, np.nan), np.ones(1, np.float32)]
-    inputs += [np.ones(1, np.int32), None]
+    inputs += [np.ones(1, np.int32), None, None]
     scalars = [0.9, 0.95, 1e-8, 0.1, 1.0, 42, 0]
     llamac.run("adamw", [weight, None, m, v], inputs, scalars, variant)
     assert np.isnan(weight).all() and np.isnan(m).all()
@@ -325,7 +325,9 @@ def test_a_guarded_step_that_is_not_finite_keeps_every_bit(variant, dtype, squar
     def step(squares: float, guard: float):
         inputs = [gradient, np.full(1, squares, float), np.ones(1, np.float32), np.ones(1, np.int32)]
         scalars = [0.9, 0.95, 1e-8, 0.1, 1.0, 42, 0]
-        llamac.run("adamw", [weight, master, m, v], [*inputs, np.full(1, guard, float)], scalars, variant)
+        llamac.run(
+            "adamw", [weight, master, m, v], [*inputs, np.full(1, guard, float), None], scalars, variant
+        )
 
     before = [x.tobytes() for x in state]
     step(squares, guard)

@@ -29,6 +29,7 @@ TRUTH = np.array([1.0, -3.0, 0.5, 0.0])  # an ulp of the largest: 2^-22 in f32, 
         (2.0**-126, "f32", 2.0**-149),
         (2.0**-140, "f32", 2.0**-149),  # denormals are equally far from each other
         (0.0, "bf16", 2.0**-133),
+        (2.0**-20, "fp16", 2.0**-24),
     ],
 )
 def test_ulp(x, dtype, expected):
@@ -97,7 +98,7 @@ def cases(dtype: str):
 
 @pytest.mark.program
 @pytest.mark.parametrize("factor", [FORWARD, BACKWARD])
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "fp16", "f64"])
 def test_both_languages(build, dtype, factor):
     """C++ finds the same errors, floors, tolerances, units and verdicts."""
     verdicts = set()

@@ -147,7 +147,8 @@ std::string said(const Options& o, const Fault& fault) {
 }
 
 // A step of two micro-batches: calls of a pass are twice those of a micro-batch.
-std::vector<Fault> faults(bool master) {
+// norms: calls of global_norm before the gradients', of the losses.
+std::vector<Fault> faults(bool master, int norms) {
     using P = Parameters;
     const std::string down = "model.layers.0.mlp.down_proj.weight", up = "model.layers.0.mlp.up_proj.weight",
                       o = "model.layers.1.self_attn.o_proj.weight";
@@ -170,7 +171,11 @@ std::vector<Fault> faults(bool master) {
          4,
          in(&P::gradients, o, 3),
          {"the gradient of " + o, twice}},
-        {"a gradient before the update", norm, 1, in(&P::gradients, o, 0), {"the gradient of " + o, twice}},
+        {"a gradient before the update",
+         norm,
+         norms + 1,
+         in(&P::gradients, o, 0),
+         {"the gradient of " + o, twice}},
         {"a weight between the passes",
          embedding,
          3,
@@ -180,7 +185,7 @@ std::vector<Fault> faults(bool master) {
         {"v in the first pass", embedding, 2, in(&P::v, down, 1), {"the second moment of " + down, kept}},
         {"v between the updates", "adamw", 20, in(&P::v, down, -2), {"the new weight of " + down, twice}},
         {"a new first moment", "adamw", 38, in(&P::m, down, 2), {"the new first moment of " + down, twice}},
-        {"the norm", norm, 2, squares, {"the norm of all gradients", twice}},
+        {"the norm", norm, norms + 2, squares, {"the norm of all gradients", twice}},
     };
     if (master)
         all.push_back({"a master weight",
@@ -195,7 +200,8 @@ TEST(check_faults) {
     for (const Words& precision : precisions) {
         const Options o = small_run(with(precision, {"--verify-every", "1"}));
         check(said(o, {"none", "adamw", 1, [](Model&) {}, {}}).empty(), "no fault, no difference");
-        for (const Fault& fault : faults(o.dtype == DType::bf16 && o.master_weights)) {
+        const int norms = o.dtype == DType::fp16 ? 4 : 0;
+        for (const Fault& fault : faults(o.dtype != DType::f32 && o.master_weights, norms)) {
             const std::string message = said(o, fault);
             bool named = message.rfind("step 1: ", 0) == 0 && message.find('\n') == message.npos;
             for (const std::string& word : fault.said) named &= message.find(word) != message.npos;

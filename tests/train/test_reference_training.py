@@ -288,10 +288,16 @@ def test_results_are_read_late(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "flags", [(), ("--grad-dtype", "bf16"), ("--master-weights", "off", "--optimizer-state", "bf16")]
+    "flags",
+    [
+        ("bf16",),
+        ("bf16", "--grad-dtype", "bf16"),
+        ("bf16", "--master-weights", "off", "--optimizer-state", "bf16"),
+        ("fp16",),
+    ],
 )
-def test_bf16_training_follows_f32(tmp_path, flags):
-    expected, found = run_training(tmp_path, "a"), run_training(tmp_path, "b", "--dtype", "bf16", *flags)
+def test_narrow_training_follows_f32(tmp_path, flags):
+    expected, found = run_training(tmp_path, "a"), run_training(tmp_path, "b", "--dtype", *flags)
     assert values(found, "loss") == pytest.approx(values(expected, "loss"), rel=1e-2)
     assert values(found, "loss") != values(expected, "loss")
 
@@ -307,7 +313,9 @@ def test_bf16_training_follows_f32(tmp_path, flags):
         (["--steps", "-1"], "--steps: expected a number from 0"),
         (["--lr", "nan"], "--lr: expected a number from 0"),
         (["--beta1", "1"], "--beta1: expected a number from 0 to below 1, found 1.0"),
-        (["--dtype", "fp16"], "--dtype: expected f32 or bf16, found fp16"),
+        (["--dtype", "f16"], "--dtype: expected f32 or bf16 or fp16, found f16"),
+        (["--dtype", "fp16", "--loss-scale", "3"], "--loss-scale 3: expected a power of two"),
+        (["--dtype", "fp16", "--loss-scale", "16777216"], "step 1: fp16 overflows at a loss scale of"),
         (["--dtype", "f32", "--grad-dtype", "bf16"], "--grad-dtype bf16: expected f32"),
         (["--profile", "2", "--log", ""], "--profile: expected --log FILE"),
         (["--init", "load"], "--init load"),

@@ -70,6 +70,7 @@ def test_the_losses_of_one_rank(train, data, tmp_path, alone, ranks):
     "precision, model, ranks",
     [
         ("bf16", "tied-gqa", "2"),
+        ("fp16", "tied-gqa", "2"),
         ("bf16", "tied-gqa", "2 groups of 2"),
         ("bf16-throughout", "qwen2", "2 groups of 2"),
         ("bf16-throughout", "qwen3", "2"),
@@ -78,7 +79,7 @@ def test_the_losses_of_one_rank(train, data, tmp_path, alone, ranks):
     ],
 )
 def test_levels_have_the_same_bits(train, data, tmp_path, precision, model, ranks):
-    """In bf16, where AdamW rounds at random, with recomputation and verified steps; and in another run."""
+    """In 16 bits (to bf16 AdamW rounds at random), with recomputation, verified steps; in another run, too."""
     more = {"recompute": "block", "verify_every": 2, "model": ROOT / f"tests/models/{model}.json"}
     more |= PRECISIONS[precision] | RANKS[ranks] | SHORT
     more |= {"mask_token": 4} if model == "bert" else {}

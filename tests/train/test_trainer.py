@@ -90,7 +90,7 @@ def test_validation_and_samples(train, data, tmp_path):
     assert trainer.validate(rows[:, :-1], rows[:, 1:]) == found[8]
 
 
-@pytest.mark.parametrize("precision", ["f32", "bf16", "bf16-throughout"])
+@pytest.mark.parametrize("precision", ["f32", "bf16", "fp16", "bf16-throughout"])
 def test_each_goes_on_from_the_others_checkpoint(train, data, tmp_path, precision):
     """The program from Trainer.save(), a trainer from the program's and from another trainer's."""
     extra = PRECISIONS[precision] | {"total_batch_size": ACCUMULATION * 4 * T}
