@@ -79,7 +79,7 @@ def test_the_losses_of_one_rank(train, data, tmp_path, alone, ranks):
     ],
 )
 def test_levels_have_the_same_bits(train, data, tmp_path, precision, model, ranks):
-    """In 16 bits (to bf16 AdamW rounds at random), with recomputation, verified steps; in another run, too."""
+    """In 16 bits, bf16 rounded at random, with recomputation and verified steps; and in another run."""
     more = {"recompute": "block", "verify_every": 2, "model": ROOT / f"tests/models/{model}.json"}
     more |= PRECISIONS[precision] | RANKS[ranks] | SHORT
     more |= {"mask_token": 4} if model == "bert" else {}

@@ -229,8 +229,7 @@ Operation attention_backward(
       .workspace = attention_backward_flash_workspace},
      {.name = "flash_atomic",
       .idea = "as flash on matrix cores, in one pass, dq by 128-bit atomic adds",
-      .instantiations =
-          instantiations<attention_backward_flash_atomic<bf16>, attention_backward_flash_atomic<fp16>>(),
+      .instantiations = instantiations<attention_backward_flash_atomic<bf16>>(),
       .supports = flash_atomic_constraints,
       .workspace = attention_backward_flash_atomic_workspace,
       .deterministic = false},

@@ -83,8 +83,9 @@ def corrected(name: str, word: int, lds):
         return flat
     if name.startswith("FLAT_"):
         raise NotImplementedError(name)
-    if re.match(r"V_MFMA_F32_(16X16X16|32X32X8)_BF16", name) and (bits(60, 59) or "32X32" in name):
-        return mfma_bf16(32 if "32X32" in name else 16, bits)
+    m = re.match(r"V_MFMA_F32_(16X16X16|32X32X8)_(B?F16)", name)
+    if m and (bits(60, 59) or "32X32" in name):
+        return mfma_16(32 if "32X32" in name else 16, m[2], bits)
     if m := re.fullmatch(r"V_MFMA_F32_16X16X32_([FB])P?F?8_([FB])P?F?8", name):
         return mfma_fp8(FORMS[m[1]], FORMS[m[2]], bits)
     if m := re.fullmatch(r"V_CVT_PK_([FB])P?F?8_F32", name):
@@ -94,12 +95,14 @@ def corrected(name: str, word: int, lds):
     return None
 
 
-def mfma_bf16(R, bits):
-    """R x R sums of bf16 products, 256 / R deep."""
+def mfma_16(R, kind, bits):
+    """R x R sums of products of 16 bits, BF16 or F16, 256 / R deep."""
 
     def numbers(words):
-        halves = np.stack([words[0] << 16, words[0] & 0xFFFF0000, words[1] << 16, words[1] & 0xFFFF0000])
-        return halves.astype(np.uint32).view(np.float32).astype(np.float64)
+        halves = np.stack([words[0] & 0xFFFF, words[0] >> 16, words[1] & 0xFFFF, words[1] >> 16])
+        if kind == "F16":
+            return halves.astype(np.uint16).view(np.float16).astype(np.float64)
+        return (halves.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
     return mfma(R, numbers, numbers, bits)
 
