@@ -171,7 +171,7 @@ constexpr bool is_float(const DTypeInfo& d) {
 template <bool (*wanted)(const DTypeInfo&) = is_any, size_t i = 0, class F>
 auto visit_dtype(DType t, const F& f) -> decltype(f.template operator()<float>()) {
     if constexpr (i == dtype_count) {
-        fail("dtype ", name(t), ": no operation has it");
+        fail("dtype number ", static_cast<int>(t), ": expected one that the operation has");
     } else {
         if constexpr (wanted(dtype_table[i]))
             if (t == static_cast<DType>(i)) return f.template operator()<typename DTypeRowAt<i>::Storage>();
