@@ -37,6 +37,9 @@
 namespace llamac {
 namespace {
 
+template <class T>
+constexpr bool always_master = std::is_same_v<T, fp16>;
+
 template <class T, class G, class M>
 void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
                View<const double, 1> squares, View<const float, 1> lr, View<const int32_t, 1> step,
@@ -52,7 +55,7 @@ void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1
     for (int64_t begin = 0; begin < P; begin += chunk) {
         uint32_t bits[chunk + 4];
         if (random) random_bits(bits, (offset + begin) / 4, chunk / 4 + (within != 0), seed, step(0), stream);
-        const auto update = master ? adamw_chunk<true, T, G, M> : adamw_chunk<false, T, G, M>;
+        const auto update = master ? adamw_chunk<true, T, G, M> : adamw_chunk<always_master<T>, T, G, M>;
         update(&weight(begin), master ? &master(begin) : nullptr, &m(begin), &v(begin), &grad(begin),
                bits + within, std::min(chunk, P - begin), k);
     }
@@ -115,8 +118,8 @@ void adamw_vectorized(View<T, 1> weight, View<float, 1> master, View<M, 1> m, Vi
     const bool aligned = is_whole({weight.data, master.data, m.data, v.data, grad.data}, 0, unit);
     const auto kernel = master    ? aligned ? adamw_vectorized_kernel<T, G, M, true, true>
                                             : adamw_vectorized_kernel<T, G, M, false, true>
-                        : aligned ? adamw_vectorized_kernel<T, G, M, true, false>
-                                  : adamw_vectorized_kernel<T, G, M, false, false>;
+                        : aligned ? adamw_vectorized_kernel<T, G, M, true, always_master<T>>
+                                  : adamw_vectorized_kernel<T, G, M, false, always_master<T>>;
     const unsigned blocks = blocks_for(P, int64_t{unit} * context.threads);
     launch(Grid(blocks, context.threads, context.stream), kernel, weight.data, master.data, m.data, v.data,
            grad.data, squares.data, lr.data, step.data, guard.data, scale.data,
