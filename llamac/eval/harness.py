@@ -14,7 +14,7 @@ from lm_eval.api.registry import register_model
 from llamac.base.errors import InputError
 from llamac.data import chat
 from llamac.eval.likelihood import BATCH_TOKENS, Scorer
-from llamac.inference.model import Inference, Sampling
+from llamac.inference.model import DTYPES, Inference, Sampling
 
 
 @register_model("llamac")
@@ -39,8 +39,7 @@ class LlamacLM(TemplateLM):
         if unknown:
             expected = "pretrained, dtype, context or batch_tokens"
             raise InputError(f"model_args: expected {expected}, found {', '.join(unknown)}")
-        names = {"float32": "f32", "bfloat16": "bf16"}
-        self._dtype = names.get(dtype, dtype)
+        self._dtype = DTYPES.get(dtype, dtype)
         self._scorer = Scorer(
             pretrained, self._dtype, context and int(context), batch_tokens=int(batch_tokens), likeliest=True
         )

@@ -201,10 +201,10 @@ def _add_tensors(writer: Any, architecture: str, c: Config, folder: Path, dtype:
 
     types = gguf.GGMLQuantizationType
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], c.num_hidden_layers)
-    narrow, kinds = {"bf16": types.BF16, "f16": types.F16}, set()
+    narrow, kinds = {"BF16": types.BF16, "F16": types.F16}, set()
     heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}
     for name, row, stored in hf.read_arrays(folder, c.file_shapes()):
-        wanted = row.name if dtype == "auto" else dtype
+        wanted = row.safetensors if dtype == "auto" else dtype.upper()
         values = np.ascontiguousarray(stored.T) if c.is_turned(name) else stored
         # llama.cpp adds positions, as it does vectors, in f32 alone.
         kind = types.F32 if values.ndim < 2 or name in POSITIONS else narrow.get(wanted, types.F32)

@@ -26,13 +26,13 @@ from llamac.model.checkpoint import find_model
 from llamac.model.config import load_config
 
 PART, DEVICE_PART = 512, 4096  # tokens of a prompt that a pass reads at most, on the host and on a GPU
-DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}  # of config.json; f16 is not computed in
+DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "fp16"}  # of config.json
 
 
 def add_flags(parser: Parser) -> None:
     """How a model computes, of the commands that use one."""
     add = parser.add_argument
-    known = ["auto", "f32", "bf16"]
+    known = ["auto", *DTYPES.values()]
     add("--dtype", default="auto", choices=known, help="type of the computation (config.json's)")
     add("--kernel", action="append", default=[], metavar="OP=NAME", help="as --kernel of train_llama3")
 
@@ -126,7 +126,7 @@ class Inference(TextModel):
     """The model of a directory: a checkpoint, the newest one of a run's output folder, or any Hugging Face
     directory of a Llama.
 
-    dtype: of weights and activations, f32 or bf16; auto is config.json's. context: tokens of a sequence at
+    dtype: of weights and activations, f32, bf16, fp16; auto is config.json's. context: tokens of a sequence at
     most, prompt and answer (None: the model's longest). sequences: generated at a time; each
     takes memory for `context` tokens. batch_tokens: for score() instead, tokens of a batch, padding included.
     template: as TextModel's. Raises Error for bad input, in one line.
@@ -144,15 +144,9 @@ class Inference(TextModel):
     ):
         super().__init__(directory, template)
         self.context = context or self.config.max_position_embeddings
-        said = []
-        if dtype == "auto":
-            dtype, stored = _dtype(self.directory)
-            if stored == "float16":
-                rounded = "weights of float16 are rounded to bf16; --dtype f32 keeps them"
-                said.append(f"{self.directory}: {rounded}")
-        self.dtype = dtype
-        if self.dtype not in ("f32", "bf16"):
-            raise InputError(f"dtype: expected auto, f32 or bf16, found {self.dtype}")
+        self.dtype = _dtype(self.directory) if dtype == "auto" else dtype
+        if self.dtype not in DTYPES.values():
+            raise InputError(f"dtype: expected auto, f32, bf16 or fp16, found {self.dtype}")
         for name, value in (("context", self.context), ("sequences", sequences)):
             if value < 1:
                 raise InputError(f"{name}: expected a number from 1 on, found {value}")
@@ -163,7 +157,7 @@ class Inference(TextModel):
             part = min(DEVICE_PART if native.computes_on_device() else PART, self.context)
             rows, cache = (math.ceil(sequences / part), part), (sequences, self.context)
         self._native = native.Inference(str(self.directory), self.dtype, *rows, *cache, list(kernels))
-        for line in filter(None, (*said, *self._native.warnings.split("\n"))):
+        for line in filter(None, self._native.warnings.split("\n")):
             warnings.warn(line, stacklevel=2)
 
     def generate(
@@ -263,8 +257,8 @@ def encode(own: Any, text: str, bos: bool = True) -> list[int]:
     return ids
 
 
-def _dtype(directory: Path) -> tuple[str, str]:
-    """(type of the computation, type of the weights in config.json: dtype, before torch_dtype)."""
+def _dtype(directory: Path) -> str:
+    """The type of the weights in config.json: dtype, before torch_dtype."""
     root = read_json(directory / "config.json", dict.fromkeys(("dtype", "torch_dtype"), (str, None)))
     found = root.get("dtype") or root.get("torch_dtype") or "float32"
     if found not in DTYPES:
@@ -273,4 +267,4 @@ def _dtype(directory: Path) -> tuple[str, str]:
             f"{directory}/config.json: dtype: expected {expected}, found {json.dumps(found)}; "
             "--dtype f32 or bf16 takes it"
         )
-    return DTYPES[found], found
+    return DTYPES[found]

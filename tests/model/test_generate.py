@@ -17,6 +17,7 @@ from run import ROOT, flags, run_llamac
 
 from llamac import Error
 from llamac.base import limited
+from llamac.base.dtypes import TABLE
 from llamac.base.errors import CONTROL, printable
 from llamac.base.tolerance import FORWARD, violation
 from llamac.data import chat, tokenizer
@@ -62,14 +63,14 @@ def some_ids(count: int, V: int, seed: int = 0) -> list[int]:
 # The same as transformers
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "fp16"])
 def test_logits_with_the_cache(shape, dtype):
     """Of a prompt and of each token after it, beside those of a whole pass in float64."""
     import torch
 
     model = Inference(shape, dtype=dtype)
     tokens = some_ids(50, model.config.vocab_size)
-    theirs = transformers_model(shape, "float32" if dtype == "f32" else "bfloat16")
+    theirs = transformers_model(shape, TABLE[dtype].torch)
     with torch.no_grad():
         baseline = theirs(torch.tensor([tokens])).logits[0].double().numpy()
         truth = theirs.double()(torch.tensor([tokens])).logits[0].numpy()
@@ -298,18 +299,6 @@ def test_a_chat_without_a_template_ends_at_once(directory, tmp_path):
         (tmp_path / name).write_bytes((directory / name).read_bytes())
     said = run_llamac("chat", tmp_path, code=2, stdin=subprocess.DEVNULL).stderr
     assert "expected a chat template" in said and "take --template chatml or llama3" in said
-
-
-def test_float16_is_said_in_a_line(directory, tmp_path):
-    """Nothing computes in it."""
-    for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((directory / name).read_bytes())
-    config = json.loads((directory / "config.json").read_text()) | {"dtype": "float16"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    words = ["generate", tmp_path, "--prompt", "the cat", "--tokens", "2"]
-    said = [run_llamac(*words, *flags) for flags in ([], ["--dtype", "f32"])]
-    line = f"llamac generate: {tmp_path}: weights of float16 are rounded to bf16; --dtype f32 keeps them\n"
-    assert [each.stderr for each in said] == [line, ""]
 
 
 def test_files_of_prompts(tmp_path):
