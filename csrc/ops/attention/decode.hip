@@ -216,7 +216,7 @@ Operation attention_decode(
     {{"cpu", "heads over threads, keys and values where they lie",
       instantiations<LLAMAC_FLOATS(attention_decode_cpu)>()},
      {"vectorized", "keys shared out over blocks and groups of lanes, 128-bit accesses",
-      instantiations<LLAMAC_FLOATS(attention_decode_vectorized)>(), vectorized_constraints, blocks_of(256),
+      instantiations<LLAMAC_KERNELS(attention_decode_vectorized)>(), vectorized_constraints, blocks_of(256),
       attention_decode_vectorized_workspace},
      {"naive", "one thread per element", instantiations<LLAMAC_KERNELS(attention_decode_naive)>(), nullptr,
       blocks_of(256), naive_workspace},
