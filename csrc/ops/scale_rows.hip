@@ -104,12 +104,12 @@ __global__ void __launch_bounds__(block_threads)
         const unsigned place = first + v * blockDim.x;
         const int64_t k = place / across, c = int64_t{place % across} * size, end = k < K ? C : 0;
         float sums[size] = {};
-        if (accumulate) unpack(load_part<whole>(out + k * out_stride, c, end), sums);
+        if (accumulate) unpack<T>(load_part<whole>(out + k * out_stride, c, end), sums);
         for (int i = 0; i < size; i++) {
             const float value = factor[v] * float(loaded[v].of.x[i]);
             sums[i] = accumulate ? sums[i] + value : value;
         }
-        store_part<whole>(out + k * out_stride, c, end, pack(sums));
+        store_part<whole>(out + k * out_stride, c, end, pack<T>(sums));
     }
 }
 
@@ -131,11 +131,12 @@ constexpr Constraints few_vectors{"fewer than 2^31 vectors of 4 elements", [](co
                                       return c["K"] < (int64_t{1} << 31) / blocks_for(c["C"], 4);
                                   }};
 
-#define LLAMAC_SCALED(LAUNCHER) \
-    LAUNCHER<float, float>, LAUNCHER<bf16, bf16>, LAUNCHER<float, e4m3>, LAUNCHER<bf16, e4m3>
+#define LLAMAC_SCALED(LAUNCHER)                                                                \
+    LAUNCHER<float, float>, LAUNCHER<bf16, bf16>, LAUNCHER<fp16, fp16>, LAUNCHER<float, e4m3>, \
+        LAUNCHER<bf16, e4m3>, LAUNCHER<fp16, e4m3>
 
 Operation scale_rows(
-    "scale_rows<T: f32 bf16 f64, G: f32 bf16 e4m3 f64, A: arithmetic(T)>"
+    "scale_rows<T: f32 bf16 fp16 f64, G: f32 bf16 fp16 e4m3 f64, A: arithmetic(T)>"
     "(out: T[K,C] strided adds_if(accumulate); x: G[K,C] strided, row_scale?: A[K];"
     " scale: float {1, 0.5}, accumulate: bool) empty(K) test(K=16, C=4096) test(K=33, C=1040)",
     "out += scale * row_scale * x of another type",
