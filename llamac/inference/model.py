@@ -126,8 +126,8 @@ class Inference(TextModel):
     """The model of a directory: a checkpoint, the newest one of a run's output folder, or any Hugging Face
     directory of a Llama.
 
-    dtype: of weights and activations, f32, bf16, fp16; auto is config.json's. context: tokens of a sequence at
-    most, prompt and answer (None: the model's longest). sequences: generated at a time; each
+    dtype: of weights and activations: f32, bf16, fp16; auto is config.json's. context: tokens of a sequence
+    at most, prompt and answer (None: the model's longest). sequences: generated at a time; each
     takes memory for `context` tokens. batch_tokens: for score() instead, tokens of a batch, padding included.
     template: as TextModel's. Raises Error for bad input, in one line.
     """
