@@ -332,8 +332,8 @@ void attention_backward_wgmma_turns(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv,
                                     View<const E, 4> q, View<const E, 4> k, View<const E, 4> v,
                                     const Statistics& statistics, float scale, bool causal, void* workspace,
                                     hipStream_t stream) {
-    const auto run = q.shape[3] == 64 ? (causal ? launch_turns<64, true> : launch_turns<64, false>)
-                                      : (causal ? launch_turns<128, true> : launch_turns<128, false>);
+    const auto run = q.shape[3] == 64 ? (causal ? launch_turns<E, 64, true> : launch_turns<E, 64, false>)
+                                      : (causal ? launch_turns<E, 128, true> : launch_turns<E, 128, false>);
     run(dq, dk, dv, dout, q, k, v, statistics, scale, workspace, stream);
 }
 
