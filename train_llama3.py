@@ -476,7 +476,7 @@ def train(o: Options) -> None:
         with log.step(step, lr) as u:
             micro = batches.of_step(step)
             used = optimizer, lr, o.grad_clip, DTYPES[o.grad_dtype], scaling
-            u.loss_scale = scaling and scaling.scale
+            u.loss_scale = scaling.scale if scaling else None
             u.result = train_step(forward, micro, cis, *used)
     log.close()
     if o.save:

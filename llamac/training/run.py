@@ -282,8 +282,8 @@ class Log:
             loss, norm = u.result.tolist()
             if rank() == 0:
                 self.write(u, loss, norm, ms)
-            overflow = u.loss_scale and not math.isfinite(loss + norm)
-            if overflow and (self.o.loss_scale or u.loss_scale <= LEAST_LOSS_SCALE):
+            at_end = u.loss_scale and (self.o.loss_scale or u.loss_scale <= LEAST_LOSS_SCALE)
+            if at_end and not math.isfinite(loss + norm):
                 raise InputError(f"step {u.step}: fp16 overflows at a loss scale of {u.loss_scale:g}")
 
     def write(self, u: Step, loss: float, norm: float, ms: float) -> None:

@@ -181,7 +181,7 @@ TEST(check_saturated) {
     {
         Log log(out, {20, 2048, 1e9, 0, true, 2}, console);
         const auto step = [&](int64_t number, const std::vector<Saturated>& saturated) {
-            log.step({number, 8.0, 1.5, 1e-3, 1000.0, false, saturated});
+            log.step({number, 8.0, 1.5, 1e-3, 1000.0, false, 0, saturated});
         };
         step(1, {});
         step(2, {{"0.swiglu", 1, 10000}});
