@@ -12,7 +12,6 @@ Shapes: B batch, T time, C channels, NH query heads, NKV key/value heads, HD hea
 V vocabulary. Modules have Hugging Face's names for Llama, weight matrices are [out, in].
 """
 
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from llamac.model.config import Config, load_config, rope_frequencies
 from llamac.training import references
 from llamac.training import run as training
 from llamac.training.encoder import EncoderHead, mean_loss
+from llamac.training.loss_scale import LossScale
 from llamac.training.options import Options
 from llamac.training.ranks import DTYPES, across_ranks, gradients, world
 from llamac.training.rounding import at_least_fp32, random_bits, stochastic_round, upload
@@ -129,17 +129,6 @@ def attention(q, k, v, scale: float | None = None, *, first=None, window: int | 
     how = {"is_causal": causal} if plain else {"attn_mask": seen(T, first, window, causal, device)}
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, **how, scale=scale, enable_gqa=True).transpose(1, 2)
-
-
-def explicit_attention(q, k, v, scale: float | None = None, *, first=None, window=None, causal=True):
-    """attention() by its definition, with the scores in memory: its output [B,T,NH·HD], and the log-sum-exp
-    of every row of scores [B,NH,T], which a fused kernel keeps for its backward.
-    """
-    T, NH, HD = q.shape[1:]
-    q, k, v = (at_least_fp32(repeat_kv(x, NH)) for x in (q, k, v))
-    scores = torch.einsum("bthd,bshd->bhts", q, k) / (math.sqrt(HD) if scale is None else 1 / scale)
-    scores = scores.masked_fill(~seen(T, first, window, causal, q.device), -math.inf)
-    return torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v).flatten(2), scores.logsumexp(-1)
 
 
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
@@ -419,24 +408,6 @@ class AdamW:
 # Training ===================================================================================================
 
 
-@dataclass
-class LossScale:
-    """Dynamic loss scaling of fp16 gradients (Micikevicius et al., "Mixed Precision Training", 2018)."""
-
-    scale: float = 65536.0  # a power of two
-    fixed: bool = False
-    good: int = 0  # steps since it changed
-
-    def update(self, finite: bool) -> None:
-        self.good = self.good + 1 if finite else 0
-        if self.fixed:
-            return
-        if not finite:
-            self.scale /= 2
-        if self.good == 2000:
-            self.scale, self.good = self.scale * 2, 0
-
-
 def train_step(
     model, batches: Batches, cis: Cis, optimizer: AdamW, lr: float, grad_clip: float, grad_dtype, scaling=None
 ):
@@ -449,11 +420,7 @@ def train_step(
     norm = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float64)).norm() / scale
     loss, norm = across_ranks(loss, norm)
     norm = norm.to(loss.dtype)
-    finite = not scaling or bool(torch.isfinite(loss + norm))
-    if scaling:
-        torch._foreach_div_(grads, scale)
-        scaling.update(finite)
-    if finite:
+    if not scaling or scaling.unscale(grads, loss + norm):
         optimizer.step(grads, lr, norm, grad_clip)
     if model.fp8:
         model.fp8.update()
@@ -469,15 +436,14 @@ def train(o: Options) -> None:
     optimizer = AdamW(parts(model), **training.adamw_options(o, device))
     cis = model.ops.precompute_cis(config, o.seq_len, device)
     log = training.Log(o, config, device, batches.accumulation * o.batch_size * o.seq_len * world())
-    scaling = LossScale(o.loss_scale or LossScale.scale, o.loss_scale > 0) if o.dtype == "fp16" else None
+    scaling, grad_dtype = LossScale.of(o), DTYPES[o.grad_dtype]
     schedule = {"min_lr_frac": o.min_lr_frac, "warmup_steps": o.warmup_steps, "schedule": o.schedule}
     for step in range(1, o.steps + 1):
         lr = learning_rate(step, lr=o.lr, steps=o.steps, **schedule)
         with log.step(step, lr) as u:
             micro = batches.of_step(step)
-            used = optimizer, lr, o.grad_clip, DTYPES[o.grad_dtype], scaling
             u.loss_scale = scaling.scale if scaling else None
-            u.result = train_step(forward, micro, cis, *used)
+            u.result = train_step(forward, micro, cis, optimizer, lr, o.grad_clip, grad_dtype, scaling)
     log.close()
     if o.save:
         training.save(model, o)
@@ -508,9 +474,9 @@ def debug_state(directory: Path, dtype: torch.dtype, batch: Batches, o: Options,
     (loss * (scaling.scale if scaling else 1)).backward()
 
     norm = rstd_mean if config.normalization_function == "layernorm" else rstd
+    mask = partial(seen, tokens.shape[1], first, causal=not config.is_encoder, device="cpu")
     state = {name: x.int() for name, x in zip(("tokens", "targets", "first"), batch[0])}
-    attend = partial(explicit_attention, first=first, causal=not config.is_encoder)
-    state |= model_tensors(model, calls, logits, losses, loss, norm, attend)
+    state |= model_tensors(model, calls, logits, losses, loss, norm, mask)
 
     model = references.load(empty_model(config, dtype), directory, o)
     optimizer = AdamW(parts(model), **OPTIMIZER, state_dtype=precision)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from llamac import reference
 from llamac.base import random, registry
 from llamac.base.dtypes import TABLE, torch_dtypes
+from llamac.training.trace import explicit_attention
 
 DTYPES = torch_dtypes(*TABLE)
 OPERATIONS = {op["name"]: op for op in registry.kernels()}
@@ -176,10 +177,8 @@ def attention(q, k, v, seen=None):
 
 def log_sum_exp(q, k, seen):
     if seen is None:
-        return reference.explicit_attention(q, k, k, SCALE)[1]
-    q, k = (reference.at_least_fp32(x) for x in (q, reference.repeat_kv(k, q.shape[2])))
-    scores = torch.einsum("bthd,bshd->bhts", q, k) * SCALE
-    return scores.masked_fill(~seen, -torch.inf).logsumexp(-1)
+        seen = reference.seen(q.shape[1], None, None, True, q.device)
+    return explicit_attention(q, k, k, seen, SCALE)[1]
 
 
 def attention_forward(i, causal=True, window=0):

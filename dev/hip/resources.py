@@ -248,8 +248,8 @@ def is_wide(kernel: Kernel) -> bool:
 
 def vector_twin(name: str) -> str:
     """`f<bf16, 8, true>` of its scalar path `f<bf16, 8, false>`; of every other kernel itself."""
-    flag = re.search(r"\b(true|false)\b", name)
-    return name[: flag.start()] + "true" + name[flag.end() :] if flag else name
+    of_no_type = r"\b(?<!fp8<[23], )(true|false)\b"
+    return re.sub(of_no_type, "true", name, count=1)
 
 
 def is_absent(kernel: Kernel) -> bool:

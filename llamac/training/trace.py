@@ -1,5 +1,6 @@
 """Records calls of operations with their gradients, from which a debug state is made."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -23,6 +24,17 @@ def rstd_mean(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """1 / sqrt(variance + eps) and the mean of every row: [..., C] -> [...] each."""
     variance, mean = torch.var_mean(at_least_fp32(x), -1, correction=0)
     return torch.rsqrt(variance + eps), mean
+
+
+def explicit_attention(q, k, v, seen: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """The reference's attention() by its definition, with the scores in memory: its output [B,T,NH·HD], and
+    the log-sum-exp of every row of scores [B,NH,T], which a fused kernel keeps for its backward.
+    """
+    NH, HD = q.shape[2:]
+    q, k, v = (at_least_fp32(x.repeat_interleave(NH // x.shape[2], dim=2)) for x in (q, k, v))
+    scores = torch.einsum("bthd,bshd->bhts", q, k) / (math.sqrt(HD) if scale is None else 1 / scale)
+    scores = scores.masked_fill(~seen, -math.inf)
+    return torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v).flatten(2), scores.logsumexp(-1)
 
 
 class Call(NamedTuple):
@@ -64,11 +76,11 @@ def model_tensors(
     losses: Tensor,
     loss: Tensor,
     norm: Callable,
-    attention: Callable,
+    mask: Callable,
 ) -> dict[str, Tensor]:
     """The debug state of a forward and its backward, in the order of computation: activations (act.), then
-    gradients of activations (dact.) and of parameters (grad.), last to first. norm(x, eps) and
-    attention(q, k, v, window=)[1] are what norms and attention keep for their backward.
+    gradients of activations (dact.) and of parameters (grad.), last to first. norm(x, eps) is what
+    norms keep for their backward, mask(window) which positions are seen.
     """
     config = model.config
     last = calls[len(config.block) * config.num_hidden_layers :]  # the final norm, and an encoder's head
@@ -83,7 +95,7 @@ def model_tensors(
     for i, window in enumerate(config.windows()):
         kept: dict[str, Callable] = {
             "norm": partial(norm, eps=config.rms_norm_eps),
-            "attention": lambda *qkv, window=window: attention(*qkv, window=window)[1],
+            "attention": lambda q, k, v, window=window: explicit_attention(q, k, v, mask(window))[1],
         }
         act, dact = _block_tensors(config.block, calls[i * len(config.block) :], kept)
         state |= {f"act.{i}.{name}": a for name, a in act.items()}

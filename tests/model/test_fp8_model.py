@@ -30,6 +30,7 @@ from llamac.training import fp8, fp8_reference
 from llamac.training.fp8_reference import power_of_two
 from llamac.training.options import Options
 from llamac.training.references import suffix
+from llamac.training.trace import explicit_attention
 from llamac.training.weights import fuse_products, parts
 
 pytestmark = pytest.mark.program
@@ -96,7 +97,8 @@ def forced_operations(config: Config, ours: dict, found: dict, force) -> SimpleN
     def attention(q, k, v, **mask):
         i = next(attentions)
         q, k, v = (force(x, f"{i}.{name}") for x, name in ((q, "q"), (k, "k"), (v, "v")))
-        found[f"act.{i}.attention_lse"] = ref.explicit_attention(q, k, v, **mask)[1]
+        seen = ref.seen(q.shape[1], mask.get("first"), mask.get("window"), mask.get("causal", True), q.device)
+        found[f"act.{i}.attention_lse"] = explicit_attention(q, k, v, seen)[1]
         return force(ref.attention(q, k, v, **mask), f"{i}.attention")
 
     def activated(gate_up):

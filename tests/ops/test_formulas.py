@@ -13,6 +13,7 @@ from transformers.models.llama import modeling_llama
 
 from llamac import reference
 from llamac.model.config import Config, RopeScaling
+from llamac.training.trace import explicit_attention
 
 B, T, NH, NKV, HD, V = 2, 7, 6, 2, 16, 33
 EPS = 1e-5
@@ -90,7 +91,7 @@ def test_attention(scale):
         module, *heads_first, mask, HD**-0.5 if scale is None else scale
     )
     equal(reference.attention(q, k, v, scale), out)
-    explicit, lse = reference.explicit_attention(q, k, v, scale)
+    explicit, lse = explicit_attention(q, k, v, reference.seen(T, None, None, True, q.device), scale)
     equal(explicit, out.flatten(2))
     scores = torch.einsum("bthd,bshd->bhts", q, reference.repeat_kv(k, NH)) * (scale or HD**-0.5)
     equal((scores - lse[..., None]).exp().tril(), weights)
