@@ -49,12 +49,15 @@ struct SequenceMask {
     int queries, keys, window;
 
     __device__ SequenceMask(const AttentionMask& v, int64_t batch)
+        : SequenceMask(v, batch, static_cast<int>(v.queries), static_cast<int>(v.keys)) {}
+    // queries, keys: those of v, which the kernel has in registers.
+    __device__ SequenceMask(const AttentionMask& v, int64_t batch, int queries_, int keys_)
         : first(v.first),
           ends(v.ends),
-          sequence(batch * v.queries),
-          queries(static_cast<int>(v.queries)),
-          keys(static_cast<int>(v.keys)),
-          window(static_cast<int>(v.window < v.keys ? v.window : 0)) {}
+          sequence(batch * queries_),
+          queries(queries_),
+          keys(keys_),
+          window(static_cast<int>(v.window < keys_ ? v.window : 0)) {}
     __device__ int existing(int t) const { return t < queries ? t : queries - 1; }
     __device__ int begin(int t) const {
         t = existing(t);

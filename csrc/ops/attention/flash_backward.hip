@@ -268,11 +268,12 @@ __device__ void backward_of_keys(const View<E, 4>& dk, const View<E, 4>& dv, con
                                  const View<const E, 4>& k, const View<const E, 4>& v,
                                  const AttentionMask& visible, float scale, float* dq_sums) {
     constexpr bool masked = kind != no_masks;
-    const int time = static_cast<int>(q.shape[1]), group = static_cast<int>(q.shape[2] / k.shape[2]);
+    const int time = static_cast<int>(q.shape[1]),
+              group = static_cast<int>(q.shape[2]) / static_cast<int>(k.shape[2]);
     const int seen = masked ? static_cast<int>(k.shape[1]) : time;
     const int width = masked ? static_cast<int>(q.shape[3]) : HD;
     const BlockTile tile = block_tile_of((seen + C::rows - 1) / C::rows, k.shape[2]);
-    const SequenceMask<kind> sight(visible, tile.batch);
+    const SequenceMask<kind> sight(visible, tile.batch, time, seen);
     const int first = static_cast<int>(tile.block) * C::rows;  // more queries come first
     const int row = first + warp_index() * C::warp_rows;
     char* const steps = dynamic_shared_memory() + C::steps_at;
@@ -296,6 +297,7 @@ __device__ void backward_of_keys(const View<E, 4>& dk, const View<E, 4>& dv, con
     };
     float next_lse = 0, next_delta = 0;
     int next_begin = 0, next_end = 0;
+    const int64_t statistics_at = (tile.batch * q.shape[2] + tile.head * group) * time;
     const auto begin_step = [&](Step step, int n) {
         const int64_t head = tile.head * group + step.head;
         const int t0 = step.t0, mine = static_cast<int>(threadIdx.x);
@@ -305,7 +307,7 @@ __device__ void backward_of_keys(const View<E, 4>& dk, const View<E, 4>& dv, con
                         dout.stride[1], time - t0, width);
         // Queries that do not exist get p = 2^-inf.
         const bool exists = mine < C::step && t0 + mine < time;
-        const int64_t at = (tile.batch * q.shape[2] + head) * time + t0 + mine;
+        const int64_t at = statistics_at + int64_t{step.head} * time + t0 + mine;
         next_lse = exists ? lse[at] : INFINITY;  // used a step later: nothing waits for it here
         next_delta = exists ? delta[at] : 0;
         if constexpr (masked) next_begin = sight.begin(t0 + mine), next_end = sight.end(t0 + mine);
@@ -420,7 +422,7 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     T::Accumulator sum[C::row_tiles][C::head_tiles] = {};
 
     TileCopy<C::step, HD, C::threads> copy_k, copy_v;
-    const SequenceMask<kind> sight(visible, tile.batch);
+    const SequenceMask<kind> sight(visible, tile.batch, time, seen);
     const WarpMask own(sight, row, C::warp_rows);
     const int until = time < first + C::rows ? time : first + C::rows;
     const int begin = masked ? sight.begin(first) / C::step * C::step : 0;
