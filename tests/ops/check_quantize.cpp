@@ -243,7 +243,7 @@ TEST(check_adamw) {
                 const auto flat = [&](const Tensor& t) { return t.data ? reshape(t, {K * C}) : t; };
                 ran = runs("adamw",
                            {flat(w.tensor), flat(kept), flat(m.tensor), flat(v2.tensor), flat(grad.tensor),
-                            squares.tensor, lr.tensor, step.tensor, guard.tensor},
+                            squares.tensor, lr.tensor, step.tensor, guard.tensor, none},
                            scalars, v);
                 run(find_operation("quantize"), joined(codes.tensors(), {w.tensor, scale.tensor}), {},
                     {v.backend()}, v.backend() == Backend::host ? "cpu" : "naive");

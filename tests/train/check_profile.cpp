@@ -121,9 +121,13 @@ TEST(check_calls_within_calls) {
     global_norm(dry_run, {.squares = make_tensor(&squares, DType::f64, {1}),
                           .x = make_tensor(q.data(), DType::f32, {4}),
                           .accumulate = false});
-    const std::vector<Tensor> tensors = {heads(to, NH), make_tensor(lse.data(), DType::f32, {B, NH, T}),
-                                         heads(q, NH),  heads(k, NKV),
-                                         heads(v, NKV), {}};
+    const std::vector<Tensor> tensors = {heads(to, NH),
+                                         make_tensor(lse.data(), DType::f32, {B, NH, T}),
+                                         heads(q, NH),
+                                         heads(k, NKV),
+                                         heads(v, NKV),
+                                         {},
+                                         {}};
     const std::vector<Scalar> scalars = {0.25};
     run(find_operation("attention_forward"), tensors, scalars, context, "naive");
     profile.end_step();
