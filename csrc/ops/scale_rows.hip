@@ -143,7 +143,7 @@ Operation scale_rows(
     {{"cpu", "rows over threads, vector lanes over columns", instantiations<LLAMAC_SCALED(scale_rows_cpu)>()},
      {"vectorized", "four vectors per thread, 128-bit stores",
       instantiations<LLAMAC_SCALED(scale_rows_vectorized)>(), few_vectors,
-      blocks_of(256, 128, block_threads)},
+      blocks_of(128, 256, block_threads)},
      {"naive", "one thread per element", instantiations<LLAMAC_SCALED(scale_rows_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_SCALED(scale_rows_reference), scale_rows_reference<double, double>>()}},
