@@ -210,7 +210,7 @@ std::vector<Instantiation> instantiations() {
         LAUNCHER<fp16 __VA_OPT__(, ) __VA_ARGS__>
 // The same of kernels. Of memory-bound operations they differ by their accesses alone (core/device.h), and the emulated device
 // has them in fp16 only on demand: they would take a fifth of a CPU build's time.
-#if defined(LLAMAC_CPU) && !defined(LLAMAC_EMULATE_FP16)
+#if !defined(LLAMAC_FP16_KERNELS)
 #define LLAMAC_KERNELS(LAUNCHER, ...) \
     LAUNCHER<float __VA_OPT__(, ) __VA_ARGS__>, LAUNCHER<bf16 __VA_OPT__(, ) __VA_ARGS__>
 #else

@@ -47,6 +47,10 @@ constexpr bool multiplies(Fp8Units units, bool fnuz) {
 
 #include "platform/fp16.h"
 
+#if !defined(LLAMAC_CPU) || defined(LLAMAC_EMULATE_FP16)
+#define LLAMAC_FP16_KERNELS  // of memory-bound operations
+#endif
+
 namespace llamac {
 
 #if defined(__HIPCC__) || defined(__CUDACC__) || defined(LLAMAC_CPU)

@@ -198,11 +198,9 @@ def draw_operands(
     for o in op["operands"]:
         shape = shape_of(o, sizes)
         is_result = way == "torch" and o["output"] and not o["in_place"]
-        if (
-            operands[o["with"]] is None
-            if o["with"]
-            else o["nullable"] and not is_result and draw(st.booleans())
-        ):
+        # AdamW always has master weights beside fp16 ones.
+        needed = is_result or (o["name"] == "master" and types["weight"] == "fp16")
+        if operands[o["with"]] is None if o["with"] else o["nullable"] and not needed and draw(st.booleans()):
             operands[o["name"]] = None
         elif o["strided"]:
             apart = o["output"] or op["name"] in TOGETHER
@@ -276,6 +274,8 @@ def fill(call: Call, seed: int) -> None:
         value = known.get(name)
         if o["bound"] or o["except"]:
             value = torch.from_numpy(indices(rng, call, o, p.shape))
+        elif o["ends"]:  # behind all keys, which is as none
+            value = torch.full(p.shape, call.sizes[o["ends"]])
         elif value is None:  # none belongs to it, or there are no rows
             value = torch.from_numpy(np.abs(rng.standard_normal(p.shape)) + 0.1)
         p.write(value)

@@ -17,13 +17,13 @@ from llamac.training.options import parse
 from llamac.training.weights import Part, fuse_products, init_weights, parts
 
 MODELS = ["tied-gqa", "untied-mha", "scaled8", "wide-heads", "qwen2", "qwen3", "gpt2", "bert"]
-BATCHES = 16
+BATCHES = 32
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def results(config: Config, weights: dict, dtype: torch.dtype, ops: ref.Operations) -> dict[str, np.ndarray]:
-    """Logits and gradients of one batch, losses of sixteen: one alone may be right by luck."""
+    """Logits and gradients of one batch, losses of many: one alone may be right by luck."""
     model = ref.empty_model(config, dtype, ops=ops)
     fuse_products(model)
     with torch.no_grad():

@@ -308,7 +308,7 @@ void attention_decode_vectorized(View<T, 3> out, View<T, 4> keys, View<T, 4> val
 
 template decltype(attention_decode_vectorized<float>) attention_decode_vectorized<float>;
 template decltype(attention_decode_vectorized<bf16>) attention_decode_vectorized<bf16>;
-#if !defined(LLAMAC_CPU) || defined(LLAMAC_EMULATE_FP16)  // as LLAMAC_KERNELS
+#if defined(LLAMAC_FP16_KERNELS)  // as LLAMAC_KERNELS
 template decltype(attention_decode_vectorized<fp16>) attention_decode_vectorized<fp16>;
 #endif
 
