@@ -67,7 +67,7 @@ inline const Words precisions[] = {
 
 // Whether the emulated device has all kernels for it.
 inline bool has_kernels([[maybe_unused]] const Words& precision) {
-#if defined(LLAMAC_CPU) && !defined(LLAMAC_EMULATE_FP16)
+#if !defined(LLAMAC_FP16_KERNELS)
     return precision != Words{"--dtype", "fp16"};
 #else
     return true;

@@ -61,7 +61,7 @@ Norm transform_norm(const Model& m) {
     const Parameters& p = m.parameters;
     return {a.transform_gelu, a.transform_rstd, a.transform_mean, p.transform_norm, p.transform_norm_bias};
 }
-// What an encoder's head does before it makes logits: a linear, the activation, a norm.
+// An encoder's head computes a linear, the activation and a norm before the logits.
 void transform_forward(Model& m) {
     const Activations& a = m.activations;
     const Parameters& p = m.parameters;

@@ -21,7 +21,8 @@ BatchQueue::BatchQueue(Model& of, int64_t steps, int64_t micro_batches, const Do
 }
 
 void BatchQueue::allocate() {
-    for (StepTokens& s : queue) s.host.emplace((model.options.document_mask ? 4 : 2) * step_ids);
+    const bool masks = model.options.document_mask, ends = masks && !model.config.causal;
+    for (StepTokens& s : queue) s.host.emplace((2 + masks + ends) * step_ids);
 }
 
 HostBatch BatchQueue::host(int64_t step, int64_t micro) const {
