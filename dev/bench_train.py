@@ -8,6 +8,7 @@ ops      the same on llamac's operations
 script, torchao, hf, transformers, patched
          llamac/bench/peers.py: a plain PyTorch script, the same with torchao's float8, transformers with
          Liger's loss under torch.compile, as it is, and under llamac.patch
+dtensor  a plain script on several devices, by PyTorch's tensor parallelism (llamac/bench/dtensor.py)
 
 Tokens are random. The programs take turns: each round runs each of them once on each workload.
 
@@ -74,6 +75,8 @@ SHARDED = {
         )
         for zero in (1, 2, 3)
     },
+    "8b-b1-t8192-tp2": Workload("llama3.1-8b", 1, 8192, programs=("llamac", "dtensor"), devices=2, tp=2),
+    "8b-b1-t8192-zero1": Workload("llama3.1-8b", 1, 8192, programs=("llamac",), devices=2),
     "1b-b4-t8192-zero1": Workload("llama3.2-1b", 4, 8192, programs=AGAINST_FSDP, devices=8),
     # What one device does of the same, to compare N of them with. The states of 8B in f32 do not fit one.
     "8b-b2-t8192": Workload("llama3.1-8b", 2, 8192, "block", programs=("llamac",)),

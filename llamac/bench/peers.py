@@ -7,6 +7,7 @@ liger         the same with all of Liger's kernels; Llama's alone
 compiled      the same as transformers, under torch.compile
 hf            with Liger's fused linear and cross-entropy, its decoder under torch.compile; Llama's alone
 patched       under llamac.patch; Llama's alone
+dtensor       the plain model divided among torchrun's devices (llamac/bench/dtensor.py); Llama's alone
 
 Weights, gradients and moments have the type of --dtype and are rounded to nearest. The optimizer is
 torch.optim.AdamW(fused=True) after clipping at 1; attention is cuDNN's where it takes the shape. Batches are
@@ -15,20 +16,23 @@ of train_llama3.py that are not listed are ignored. --log gets a JSON object per
 """
 
 import json
+import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from llamac.base.dtypes import torch_dtypes
 from llamac.base.errors import InputError
-from llamac.bench import harness
+from llamac.bench import dtensor, harness
 from llamac.bench.training import PEERS, SEED
 from llamac.data.tokens import Loader
 from llamac.model.config import Config, load_config
@@ -209,15 +213,22 @@ def main() -> None:
     o, _ = parser.parse_known_args()
     c, recompute = load_config(o.model), o.recompute == "block"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     torch.manual_seed(1)
     torch.set_default_dtype(torch_dtypes(o.dtype)[o.dtype])
     with device:
         if o.program in ("script", "torchao"):
             model, loss_of = script(c, recompute, o.float8 if o.program == "torchao" else "")
+        elif o.program == "dtensor":
+            model, loss_of = dtensor.build(c, device)
         else:
             model, loss_of = hugging_face(c, recompute, o.program, o.lora)
     torch.set_default_dtype(torch.float32)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     count = sum(p.numel() for p in model.parameters())
     print(f"PyTorch {torch.__version__} on {name}, {o.model}: {count:,} parameters")
-    train(model.train(), loss_of, c.vocab_size, o)
+    if int(os.environ.get("RANK", 0)):
+        o.log = Path(os.devnull)
+    with loss_parallel() if o.program == "dtensor" else nullcontext():
+        train(model.train(), loss_of, c.vocab_size, o)

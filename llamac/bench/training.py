@@ -48,6 +48,7 @@ class Workload:
     flags: tuple[str, ...] = ()  # more, of llamac, or of the peers without it
     devices: int = 1
     zero: int = 1  # of llamac, on several devices
+    tp: int = 1  # devices that divide the model
 
 
 PEERS: dict[str, tuple[str, ...]] = {  # the modules that they need beside torch
@@ -58,6 +59,7 @@ PEERS: dict[str, tuple[str, ...]] = {  # the modules that they need beside torch
     "compiled": ("transformers",),
     "hf": ("transformers", "liger_kernel"),
     "patched": ("transformers",),
+    "dtensor": (),
 }
 PEER = [sys.executable, "-c", "from llamac.bench import peers; peers.main()"]
 PROGRAMS = ("llamac", "other", "ops", "compile", "eager", *PEERS)
@@ -107,15 +109,17 @@ def command(o: argparse.Namespace, w: Workload, program: str, folder: Path) -> l
     words = [word for name, value in (flags | alone).items() for word in (f"--{name}", str(value))]
     if ours:
         several = ["--devices", str(w.devices), "--zero", str(w.zero)] if w.devices > 1 else []
+        several += ["--tp", str(w.tp)] if w.tp > 1 else []
         more = shlex.split(o.llamac_flags) if program == "llamac" else []
         return [str(o.llamac if program == "llamac" else o.other), *words, *several, *w.flags, *more]
-    if program in PEERS:
-        return [*PEER, program, *words, *(() if "llamac" in w.programs else w.flags)]
-    line = [sys.executable]
+    line = []
     if w.devices > 1:
-        line += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-        line += ["--nproc-per-node", str(w.devices), "--"]  # else --log would be a beginning of its --log-dir
-    line += [str(FOLDER / "train_llama3.py"), "--train", *words]
+        line += [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+        line += ["--no-python", "--nproc-per-node", str(w.devices)]
+        line += ["--"]  # else --log would be a beginning of its --log-dir
+    if program in PEERS:
+        return [*line, *PEER, program, *words, *(() if "llamac" in w.programs else w.flags)]
+    line += [sys.executable, str(FOLDER / "train_llama3.py"), "--train", *words]
     if program == "ops":
         line += ["--ops", "llamac"]
     return line if program == "eager" else [*line, "--compile"]

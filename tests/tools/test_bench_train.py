@@ -160,9 +160,9 @@ def test_sharded_workloads():
     o.data, w = "tokens.bin", bench_train.SHARDED["8b-b2-t8192-fsdp"]
     lines = [training.command(o, w, program, Path("out")) for program in ("ops", "compile")]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    launcher += ["--nproc-per-node", "8", "--"]
-    assert all(line[1:9] == launcher and line[10] == "--train" for line in lines)
-    ours, theirs = (parse(line[11:]) for line in lines)
+    launcher += ["--no-python", "--nproc-per-node", "8", "--"]
+    assert all(line[1:10] == launcher and line[12] == "--train" for line in lines)
+    ours, theirs = (parse(line[13:]) for line in lines)
     assert (ours.ops, theirs.ops) == ("llamac", "torch") and ours.compile and theirs.compile
     assert (ours.batch_size, ours.seq_len, ours.grad_dtype) == (2, 8192, "bf16")
     assert (ours.master_weights, ours.optimizer_state) == ("on", "f32")
@@ -271,6 +271,25 @@ def test_ended_from_outside(fake, tmp_path):
         time.sleep(0.1)
     process.terminate()
     assert process.wait(20) == 128 + 15 and not running("sleep", OWN)
+
+
+@pytest.mark.slow
+def test_dtensor(tmp_path):
+    """Two devices have the losses of one."""
+    write_bin(
+        tmp_path / "tokens.bin", np.random.default_rng(0).integers(4096, size=2000, dtype=np.uint32), 4096
+    )
+    o = SimpleNamespace(warm_up=1, steps=3, data=tmp_path / "tokens.bin")
+    config = json.loads((ROOT / "configs/models/tiny.json").read_text())
+    config |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    w = training.Workload(str(tmp_path / "config.json"), 2, 64, dtype="f32", devices=2)
+    line = training.command(o, w, "dtensor", tmp_path)
+    place, losses = line.index("--nproc-per-node") + 1, []
+    for devices in ("1", "2"):
+        subprocess.run([*line[:place], devices, *line[place + 1 :]], check=True, cwd=ROOT)
+        losses.append([event["loss"] for event in read_log(tmp_path / "log.jsonl")])
+    assert len(losses[0]) == 4 and losses[1] == pytest.approx(losses[0], abs=2e-6)
 
 
 REFUSED = {
