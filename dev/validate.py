@@ -96,9 +96,6 @@ def stages(m: Machine) -> dict[str, Stage]:
     short = [m.program, "--sample-every", 0, *(["--dtype", "bf16"] if gpu else [])]
     profiled = m.out / "profile/run"
     profile = [*short, "--steps", 15, "--profile", 10, "--out", profiled]
-    counted = m.out / "counters/run"
-    count = [*short, "--steps", 6, "--profile", 3, "--out", counted]
-    counter = gpu and (shutil.which("ncu") or shutil.which("rocprofv3"))
     found = {
         "installation": Stage([[PYTHON, "-m", "llamac", "doctor"]]),
         "machine": Stage([[PYTHON, "-m", "llamac", "doctor", "--preflight"]]),
@@ -112,10 +109,6 @@ def stages(m: Machine) -> dict[str, Stage]:
         "losses": losses_stage(m),
         "devices": devices_stage(m),
         "profile": Stage([profile, [PYTHON, "-m", "llamac", "profile", profiled]]),
-        "counters": Stage(
-            [count, [PYTHON, "-m", "llamac", "profile", counted, "--counters", "--program", m.program]],
-            without="" if counter else "needs a GPU and ncu or rocprofv3",
-        ),
     }
     preset = "8b" if gpu and not m.quick else "tiny"
     programs = sorted(path.stem for path in (ROOT / "dev/hip").glob("*.cpp") if path.stem != "benchmark")

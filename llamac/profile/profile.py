@@ -3,19 +3,16 @@
 `read()` reads a `Profile`, and `report()` makes the same report of a `Profile` from any source.
 """
 
-import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llamac.base.arguments import Parser, fill, table
-from llamac.base.errors import InputError, printable
+from llamac.base.errors import printable
 from llamac.base.files import Kind, read_json
-from llamac.profile import counters
-from llamac.profile.counters import Compiled, Counters
 
 # An operation belongs to the category whose prefix its name begins with, and to OTHER where none does. The
 # number: the share of its limit that good kernels of that kind reach. Measured on an H200 (docs/benchmarks):
@@ -66,8 +63,7 @@ class Row:
 @dataclass(frozen=True)
 class Profile:
     """peak_tflops: of matrix products in the run's type. copy_gbps: read and written. None: not known.
-    pytorch: a run of train_llama3.py, which has other flags than the program. counters: by operation.
-    compiled: kernels of gfx942 (llamac/profile/counters.py)."""
+    pytorch: a run of train_llama3.py, which has other flags than the program."""
 
     device: str
     gpu: bool
@@ -79,11 +75,6 @@ class Profile:
     rows: tuple[Row, ...]
     pytorch: bool = False
     exposed_seconds: float = 0.0  # with collectives alone
-    counters: Mapping[str, Counters] = field(default_factory=dict)
-    compiled: Sequence[Compiled] = ()
-
-    def compiled_of(self, row: Row) -> Compiled | None:
-        return next((c for c in self.compiled if c.of(row.operation, row.variant)), None)
 
 
 # Reading
@@ -106,8 +97,6 @@ _KIND = {
     "idle_seconds": _AMOUNT,
     "runtime": (str, None),
     _EXPOSED: (_AMOUNT, None),
-    "counters": (counters.KIND, None),
-    "compiled": (counters.COMPILED, None),
 }
 
 
@@ -139,19 +128,7 @@ def read(path: str | Path) -> Profile:
         rows=tuple(map(_row, values["operations"])),
         pytorch=values.get("runtime") == PYTORCH,
         exposed_seconds=values.get(_EXPOSED) or 0.0,
-        counters=counters.parse(values.get("counters") or {}),
-        compiled=counters.parse_compiled(values.get("compiled") or []),
     )
-
-
-def add(path: Path, key: str, value: dict | list) -> None:
-    """Adds what --counters or --resources found to a profile.json, for reports to come."""
-    temporary = path.with_suffix(".json.tmp")
-    try:
-        temporary.write_text(json.dumps(read_json(path, {}) | {key: value}, indent=1) + "\n")
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror}") from None
 
 
 # Judging
@@ -270,14 +247,7 @@ def _about_row(profile: Profile, row: Row, saved: float) -> str:
     if by == "memory" and not profile.pytorch:
         cure += ", or fuse it with its neighbour: fewer bytes move then"
     elif by == "compute" and profile.gpu:
-        cure += ", tune it for these shapes"
-    counted, compiled = profile.counters.get(row.operation), profile.compiled_of(row)
-    said = compiled.findings(by) if compiled else []
-    if counted:
-        said = counters.findings(counted, by, 1e-9 * row.bytes / row.seconds) + said
-    elif by == "compute" and profile.gpu:
-        cure += ", count how busy the matrix cores are (--counters)"
-    cure = "; ".join([*said, cure])
+        cure += ", tune it for these shapes, count how busy the matrix cores are (docs/profiling.md)"
     return (
         f"{_label(row)}: {row.seconds * ms:.3f} ms a step, {least / row.seconds:.0%} of its {by} limit; its "
         f"kind reaches {usual:.0%}: {saved * ms:.3f} ms ({saved / profile.seconds:.1%} of the step) to "
@@ -336,35 +306,6 @@ def _operation_cells(profile: Profile) -> Iterable[list[str]]:
         ]
 
 
-def counter_table(profile: Profile) -> list[list[str]]:
-    """A heading, then the counters of each operation that has some, and what the compiler says of its
-    variant. Empty without either."""
-    heading = [
-        "operation",
-        "variant",
-        *(COUNTERS if profile.counters else []),
-        *["gfx942"] * bool(profile.compiled),
-    ]
-    rows = []
-    for row in sorted(profile.rows, key=lambda row: -row.seconds):
-        counted, compiled = profile.counters.get(row.operation), profile.compiled_of(row)
-        if not counted and not compiled:
-            continue
-        cells = [row.operation, row.variant]
-        if profile.counters:
-            values = list(vars(counted).values()) if counted else [None] * len(COUNTERS)
-            cells += ["-" if value is None else f"{value:,.0f}" for value in values]
-        if profile.compiled:
-            cells.append(compiled.text() if compiled else "-")
-        rows.append(cells)
-    return [heading, *rows] if rows else []
-
-
-# The fields of Counters, in their order.
-COUNTERS = ["kernels", "matrix %", "vector %", "occupancy %", "stalled %", "conflicts %", "L2 hits %"]
-COUNTERS += ["read GB/s", "write GB/s"]
-
-
 def headline(profile: Profile) -> str:
     peak = f"{profile.peak_tflops:,.4g} TFLOP/s" if profile.peak_tflops else "peak not known"
     copy = f"copies {profile.copy_gbps:,.4g} GB/s" if profile.copy_gbps else "copy rate not known"
@@ -377,8 +318,6 @@ def report(profile: Profile) -> str:
     categories = table(("category", "ms/step", "share", "limit ms", "of limit"), 1, _category_cells(profile))
     heading = ("operation", "variant", "calls", "ms/step", "share", "TFLOP/s", "GB/s", "limit ms", "of limit")
     operations = table(heading, 2, _operation_cells(profile))
-    if counted := counter_table(profile):
-        operations += "\n\n" + table(counted[0], 2, counted[1:])
     following = "\n".join(fill(f"{k}. {text}") for k, text in enumerate(advice(profile), 1))
     return f"{headline(profile)}\n\n{categories}\n\n{operations}\n\nWhat to do next\n{following}\n"
 
@@ -386,28 +325,5 @@ def report(profile: Profile) -> str:
 def main() -> None:
     parser = Parser("profile", "Show how a step spends its time, from OUT/profile.json.")
     parser.add_argument("out", type=Path, metavar="OUT", help="directory of a run with --profile")
-    parser.add_argument(
-        "--counters", action="store_true", help="run two steps under ncu or rocprofv3 and add their counters"
-    )
-    parser.add_argument(
-        "--program", type=Path, default=Path("train_llama3"), help="program for --counters [./train_llama3]"
-    )
-    parser.add_argument(
-        "--resources", type=Path, metavar="FILE", help="output of dev/hip/resources.py --json, for gfx942"
-    )
-    o = parser.parse_args()
-    path = o.out / "profile.json"
-    profile = read(path)
-    if o.resources:
-        add(path, "compiled", [asdict(kernel) for kernel in counters.read_resources(o.resources)])
-    if o.counters:
-        if profile.pytorch or not profile.gpu:
-            found = "a run in PyTorch" if profile.pytorch else f"a run on {profile.device}"
-            raise InputError(
-                f"{path}: --counters: expected a run of the program on a GPU, found "
-                f"{found}; profile ./train_llama3 on a GPU"
-            )
-        operations = {row.operation for row in profile.rows}
-        collected = counters.collect(o.out, o.program, operations)
-        add(path, "counters", {name: asdict(counted) for name, counted in collected.items()})
+    path = parser.parse_args().out / "profile.json"
     sys.stdout.write(printable(report(read(path))))

@@ -40,6 +40,5 @@ def picture(path: Path) -> tuple[dict | None, str]:
             for name, seconds in profiles.shares(profile).items()
             if seconds > 0
         ],
-        "counters": profiles.counter_table(profile),
         "advice": profiles.advice(profile),
     }, ""

@@ -97,7 +97,7 @@ COLUMNS = {
     "tests": r"tests",
     "losses": r"losses",
     "several devices": r"devices",
-    "profile": r"profile|counters",
+    "profile": r"profile",
     "training": r"train.*",
 }
 WORST_FIRST = ("failed", "time was over", "passed", "left out")

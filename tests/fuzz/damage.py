@@ -40,7 +40,6 @@ from llamac.eval import tasks, text
 from llamac.inference import generate
 from llamac.inference.model import TextModel, _dtype
 from llamac.model import checkpoint
-from llamac.profile import counters
 from llamac.report import content, page, validation
 from llamac.report.log import read as read_report
 from llamac.training import finetune
@@ -247,26 +246,6 @@ def _read_text(folder: Path) -> None:
     text.of_files(_Scorer(), [str(folder / "a.txt")])
 
 
-def _read_counters(folder: Path) -> None:
-    import test_counters
-
-    counters.read_resources(folder / "resources.json")
-    counters.join(counters.read_ncu(folder / "ncu.csv", test_counters.OPERATIONS), counters.NCU)
-    counters.join(counters.read_rocprof(folder / "rocprof.csv", test_counters.OPERATIONS), counters.ROCPROF)
-
-
-def _counter_files() -> Files:
-    import test_counters
-
-    kernel = {"operation": "x", "variant": "y", "vgpr": 1, "agpr": 2, "lds": 3, "waves": 4, "loop": None}
-    dispatches = (1, "matmul_forward", 1e-3, "FETCH_SIZE", 5), (2, "x", 1, "WRITE_SIZE", 1)
-    return {
-        "resources.json": _dumped({"kernels": [kernel, kernel | {"loop": {"most": 50}}]}),
-        "ncu.csv": test_counters.NCU_TEXT.encode(),
-        "rocprof.csv": test_counters.rocprof_text(*dispatches).encode(),
-    }
-
-
 def _read_checkpoint(folder: Path) -> None:
     checkpoint.check(folder / "step_000006")
 
@@ -316,7 +295,6 @@ def readers() -> dict[str, Reader]:
     log = b"".join(_lines(event) for event in [*report_logs.a_run(8), ranks])
     report = {"log.jsonl": log, "profile.json": inputs.SEEDS["profile"]["one"]}
     found["report"] = report, lambda folder: page.render(content.report({"x": read_report(folder)}))
-    found["counters"] = _counter_files(), _read_counters
     found["checkpoint"] = _old_checkpoint(), _read_checkpoint
     return found
 

@@ -173,7 +173,7 @@ def test_the_row_of_a_machine():
     index = f"before\n{validation.BEGIN}{validation.HEADING}{validation.END}after\n"
     h200 = results("NVIDIA H200, 139 GiB", "aaa", tiles="passed", kernels="time was over", memory="left out",
                    losses="failed", train_1b="passed", train_8b="passed",
-                   profile="passed", counters="left out")  # fmt: skip
+                   profile="passed")  # fmt: skip
     row = "| NVIDIA H200 | aaa, 2026-11-25 "
     row += "| time was over | not run | failed | not run | passed | passed |\n"
     assert validation.row(h200) == row

@@ -113,14 +113,9 @@ function drawProfiles() {
       const element = charts.get(id);
       if (!element || element.dataset.alone) continue;
       element.dataset.alone = "yes";
-      if (id === ids[1]) {
-        const [heading, ...rows] = profile.counters;
-        if (heading)
-          element.parentElement.append(
-              node("div", {class: "scroll"}, table(heading, rows, heading.map((_, n) => n).slice(2))));
+      if (id === ids[1])
         element.parentElement.append(
             node("ol", {class: "advice"}, ...profile.advice.map((text) => node("li", {}, text))));
-      }
     }
   });
 }
