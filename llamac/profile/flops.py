@@ -1,7 +1,7 @@
 """Written twice on purpose: csrc/core/operation.cpp has the same; test_registry.py::test_flops_by_shape.
 
-FLOPs of matrix products and of attention, from the shapes of the operands, for runs in PyTorch without the
-compiled module. Names and order of the operands are those of the described operations.
+FLOPs of matrix products and of attention, from the shapes of the operands, for PyTorch's FLOP counter.
+Names and order of the operands are those of the described operations.
 """
 
 import math

@@ -1,6 +1,4 @@
-"""The peak rates of PyTorch's device, the 100% of measured rates, as in the C program. The published rates
-are in configs/tables/devices.toml.
-"""
+"""The published rates of a GPU (configs/tables/devices.toml), of which preflight prints shares, and times."""
 
 import time
 import tomllib
@@ -9,7 +7,6 @@ from functools import cache, partial
 
 import torch
 
-from llamac.base.dtypes import dtype_row
 from llamac.base.folders import CONFIGS
 
 
@@ -31,26 +28,6 @@ def published_rates(device: str) -> dict[str, float]:
     share = min(1.0, properties.multi_processor_count / row["multiprocessors"])
     rates = row["tflops"] | ({"gbps": row["gbps"]} if "gbps" in row else {})
     return {what: rate * share for what, rate in rates.items()}
-
-
-def peak_tflops(device: str, dtype: torch.dtype) -> float | None:
-    """TFLOP/s of matrix products of this type: a GPU's published ones, in the share of the device that this
-    process has, None where they are not known; the CPU's of a 1024^3 product in f32.
-    """
-    if device == "cpu":
-        return _measured_tflops()
-    return published_rates(device).get(dtype_row(dtype).name)
-
-
-def _measured_tflops() -> float:
-    n = 1024
-    x, weight, out = torch.full((n, n), 0.5), torch.full((n, n), 0.25), torch.empty(n, n)
-    start, best, tries = time.perf_counter(), float("inf"), 0
-    while tries < 3 or time.perf_counter() - start < 0.1:
-        begin = time.perf_counter()
-        torch.mm(x, weight, out=out)
-        best, tries = min(best, time.perf_counter() - begin), tries + 1
-    return 2e-12 * n**3 / best
 
 
 def copy_gbps(device: str) -> float | None:

@@ -41,7 +41,6 @@ CATEGORIES = {
 OTHER, IDLE = "other", "idle"
 
 MUCH_IDLE, MUCH_COPY, MUCH_EXPOSED, MUCH_OTHER, LITTLE = 0.05, 0.02, 0.02, 0.05, 0.01  # shares of a step
-PYTORCH = "PyTorch"  # "runtime" in the profile.json of a run in PyTorch; the program's has none
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Profile:
-    """peak_tflops: of matrix products in the run's type. copy_gbps: read and written. None: not known.
-    pytorch: a run of train_llama3.py, which has other flags than the program."""
+    """peak_tflops: of matrix products in the run's type. copy_gbps: read and written. None: not known."""
 
     device: str
     gpu: bool
@@ -73,7 +71,6 @@ class Profile:
     seconds: float  # of all profiled steps
     idle_seconds: float  # of them, without any operation, copy or collective
     rows: tuple[Row, ...]
-    pytorch: bool = False
     exposed_seconds: float = 0.0  # with collectives alone
 
 
@@ -95,7 +92,6 @@ _KIND = {
     "steps": _POSITIVE,
     "seconds": _POSITIVE,
     "idle_seconds": _AMOUNT,
-    "runtime": (str, None),
     _EXPOSED: (_AMOUNT, None),
 }
 
@@ -126,7 +122,6 @@ def read(path: str | Path) -> Profile:
         seconds=values["seconds"],
         idle_seconds=values["idle_seconds"],
         rows=tuple(map(_row, values["operations"])),
-        pytorch=values.get("runtime") == PYTORCH,
         exposed_seconds=values.get(_EXPOSED) or 0.0,
     )
 
@@ -173,10 +168,6 @@ def shares(profile: Profile) -> dict[str, float]:
     return dict(sorted(seconds.items(), key=lambda item: -item[1])) | {IDLE: profile.idle_seconds}
 
 
-# What a run in PyTorch can do about its own operations; whether it does is not in its profile.
-FUSING = "fuse it with its neighbours (--compile) or use llamac's operations (--ops llamac)"
-
-
 def advice(profile: Profile) -> list[str]:
     """What to do next, one sentence or two each, the largest gain first."""
     seconds = shares(profile)
@@ -186,12 +177,7 @@ def advice(profile: Profile) -> list[str]:
     idle, copies = seconds[IDLE] / profile.seconds, seconds.get("copy", 0.0) / profile.seconds
     if idle > MUCH_IDLE:
         cure = "look for work outside the operations"
-        if profile.gpu and profile.pytorch:
-            cure = (
-                "launch fewer kernels (--compile), give it more to do (--batch-size), wait for nothing in a "
-                "step"
-            )
-        elif profile.gpu:
+        if profile.gpu:
             cure = (
                 "compare ms of profiled and other steps in log.jsonl (those replay graphs, unless --graphs "
                 "off), give it more to do (--batch-size), wait for nothing in a step"
@@ -243,8 +229,8 @@ def _about_row(profile: Profile, row: Row, saved: float) -> str:
     usual = CATEGORIES.get(category(row.operation), (0.9,))[0]
     worst = max(row.shapes, key=lambda shape: gain(profile, shape), default=None)
     blame = f", most of it at {worst.shape}" if worst and len(row.shapes) > 1 else ""
-    cure = FUSING if profile.pytorch else _variants(row)
-    if by == "memory" and not profile.pytorch:
+    cure = _variants(row)
+    if by == "memory":
         cure += ", or fuse it with its neighbour: fewer bytes move then"
     elif by == "compute" and profile.gpu:
         cure += ", tune it for these shapes, count how busy the matrix cores are (docs/profiling.md)"
@@ -260,10 +246,9 @@ def _about_other(profile: Profile, seconds: float) -> str:
     rows = (row for row in profile.rows if category(row.operation) == OTHER)
     largest = sorted(rows, key=lambda row: -row.seconds)[:3]
     names = ", ".join(f"{_label(row)} {row.seconds / profile.seconds:.1%}" for row in largest)
-    cure = FUSING if profile.pytorch else "find its caller in trace.json"
     return (
         f"{OTHER}: {seconds / profile.seconds:.1%} of the step is work of no known operation, without a "
-        f"limit to judge it by; the largest: {names}. Next: {cure}."
+        f"limit to judge it by; the largest: {names}. Next: find its caller in trace.json."
     )
 
 

@@ -7,7 +7,7 @@ import resource
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from typing import Any, TextIO, TypeAlias
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, nn, profiler
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from llamac.base.dtypes import TABLE
@@ -25,8 +25,6 @@ from llamac.data import tokenizer as tokenizers
 from llamac.data.tokens import BERT_SPECIAL, Loader, Masking, find_documents
 from llamac.model import hf
 from llamac.model.config import Config, dropouts, load_config
-from llamac.profile import profile
-from llamac.profile.torch_profile import Profiler
 from llamac.training import fp8, options
 from llamac.training.operations import adamw_step, llamac_operations
 from llamac.training.options import Options
@@ -228,6 +226,21 @@ class Step:
     done: Moment = 0.0
 
 
+def profile_of_steps(o: Options, device: str, trace: Path) -> profiler.profile:
+    """--profile: PyTorch's profiler, which writes the trace and prints the largest calls. Without the first
+    step, in which memory is touched and kernels are made, if there are enough.
+    """
+
+    def write(done: profiler.profile) -> None:
+        done.export_chrome_trace(str(trace))
+        where = "cpu" if device == "cpu" else "device"
+        print(done.key_averages().table(sort_by=f"self_{where}_time_total", row_limit=30), flush=True)
+
+    first = int(o.steps > o.profile)
+    steps = profiler.schedule(wait=0, warmup=first, active=min(o.profile, o.steps), repeat=1)
+    return profiler.profile(schedule=steps, on_trace_ready=write)
+
+
 class Log:
     """Surrounds the steps of a run: a line per step on the console and, as JSON, in --log. On a GPU a step is
     written one step late, so that the host queues the next step before it waits for this one's loss.
@@ -239,7 +252,7 @@ class Log:
         self.running: list[Step] = []  # begun and not yet written, oldest first
         self.begun: Moment = 0.0  # start of the time that the next written step took
         self.file: TextIO | None = None
-        self.profiler: Profiler | None = None
+        self.profiler: profiler.profile | None = None
         if rank() > 0:
             return
         name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
@@ -252,7 +265,8 @@ class Log:
             folder.mkdir(parents=True, exist_ok=True)
             self.file = open(o.log, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
             if o.profile:
-                self.profiler = Profiler(folder, o.profile, o.steps, device, DTYPES[o.dtype])
+                self.profiler = profile_of_steps(o, device, folder / "trace.json")
+                self.profiler.start()
 
     @contextmanager
     def step(self, step: int, lr: float) -> Iterator[Step]:
@@ -260,16 +274,14 @@ class Log:
         if not self.running:
             self.begun = moment(self.device)
         u = Step(step, lr)
-        profiled = self.profiler.step(step) if self.profiler else nullcontext()
-        with profiled, sdpa_kernel(ATTENTION, set_priority=True):
+        with sdpa_kernel(ATTENTION, set_priority=True):
             yield u
         u.result = u.result.to("cpu", non_blocking=True)
         u.done = moment(self.device)
         self.running.append(u)
         self.finish(self.late)
-        if self.profiler and self.profiler.is_complete(step):
-            self.finish()
-            print(profile.report(profile.read(self.profiler.finish())), flush=True)
+        if self.profiler:
+            self.profiler.step()
 
     def finish(self, late: int = 0) -> None:
         """Wait for the steps begun, except for the last `late`, and write them. A step's time starts at the
@@ -302,6 +314,8 @@ class Log:
     def close(self) -> None:
         """Wait for the last step."""
         self.finish()
+        if self.profiler:
+            self.profiler.stop()
         if self.file:
             self.file.close()
 
