@@ -52,7 +52,7 @@ COMMANDS = {
     "report": Command(
         "OUT [OUT2 ...]",
         "report.command",
-        "makes an HTML page of runs, also live (--serve); TensorBoard, W&B, MLflow",
+        "makes an HTML page of runs, also live (--serve); exports to TensorBoard",
     ),
     "plot": Command("OUT", "report.plot", "draws OUT/loss.png from a run's OUT/log.jsonl"),
     "profile": Command(

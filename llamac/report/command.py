@@ -14,8 +14,8 @@ from llamac.report.plot import labels
 def _arguments() -> argparse.Namespace:
     parser = Parser(
         "report",
-        "Draw runs in one HTML file that needs no network. With an export flag, write their log to another\n"
-        "tool instead. `validation FILE` renders the archive of `make validate`.",
+        "Draw runs in one HTML file that needs no network, or write their logs for TensorBoard.\n"
+        " `validation FILE` renders the archive of `make validate`.",
     )
     add = parser.add_argument
     add("out", nargs="+", metavar="OUT", help="directory of a run, or its log.jsonl")
@@ -23,16 +23,13 @@ def _arguments() -> argparse.Namespace:
     follow = "follow the runs at http://127.0.0.1:PORT until Ctrl-C [8000]; 0: a free port"
     add("--serve", type=int, nargs="?", const=8000, metavar="PORT", help=follow)
     parser.path("--tensorboard", "write TensorBoard events to DIR", "DIR")
-    parser.switch("--wandb", "log to Weights & Biases (WANDB_MODE=offline works)")
-    parser.switch("--mlflow", "log to MLflow (MLFLOW_TRACKING_URI)")
     parser.switch("--follow", "follow a live run and export it, until Ctrl-C")
     parser.integer("--devices", "devices of the run, for rates per device [from the log]")
     args = parser.parse_args()
-    exports = bool(args.tensorboard) + args.wandb + args.mlflow
-    if exports and (args.to or args.serve is not None):
+    if args.tensorboard and (args.to or args.serve is not None):
         parser.error("an export writes no page: leave out --to and --serve")
-    if not exports and (args.follow or args.devices is not None):
-        parser.error("--follow and --devices belong to --tensorboard, --wandb or --mlflow")
+    if not args.tensorboard and (args.follow or args.devices is not None):
+        parser.error("--follow and --devices belong to --tensorboard")
     check_least(args, devices=1)
     if args.serve is not None and not 0 <= args.serve <= 65535:
         parser.error(f"--serve: expected a port from 0 to 65535, found {args.serve}")
@@ -44,7 +41,7 @@ def main() -> None:
         return validation.main(sys.argv[2:])
     args = _arguments()
     runs = dict(zip(labels(args.out), map(read, args.out)))
-    if args.tensorboard or args.wandb or args.mlflow:
+    if args.tensorboard:
         export.export(runs, args)
         return
     if args.serve is not None:

@@ -1,28 +1,16 @@
-"""`--tensorboard`, `--wandb`, `--mlflow`: export the metrics of finished or live runs to other tools. Each
-flag needs only its own library.
-"""
+"""`--tensorboard`: export the metrics of finished or live runs to TensorBoard."""
 
 import argparse
 import json
 import math
-import re
 import time
 from pathlib import Path
-from typing import Protocol
 
-from llamac.base.errors import InputError, requires
+from llamac.base.errors import requires
 from llamac.report.log import RunLog
 from llamac.report.metrics import Row, configuration, rows
 
 EVERY = 5.0  # seconds between two looks at a live log
-
-
-class Sink(Protocol):
-    def row(self, row: Row) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class TensorBoard:
@@ -57,87 +45,11 @@ class TensorBoard:
         self.writer.close()
 
 
-class Wandb:
-    """A run of Weights & Biases; its own environment variables choose project, mode and folder."""
-
-    def __init__(self, label: str, config: dict):
-        self.run = requires("wandb", "--wandb").init(name=label, config=config, reinit="create_new")
-
-    def row(self, row: Row) -> None:
-        self.run.log({**row.numbers, **row.texts}, step=row.step)
-
-    def flush(self) -> None:
-        """wandb sends by itself."""
-
-    def close(self) -> None:
-        self.run.finish()
-
-
-class Mlflow:
-    """A run of MLflow, in the experiment and store that its environment variables name. Names have no
-    brackets and no % there: mfu(%) is mfu_percent, throughput(tps) is throughput_tps."""
-
-    MOST = 1000  # metrics per request
-
-    def __init__(self, label: str, config: dict):
-        mlflow = requires("mlflow", "--mlflow")
-        from mlflow.entities import Metric, Param
-
-        try:
-            self.client, self.metric = mlflow.MlflowClient(), Metric
-            with mlflow.start_run(run_name=label) as run:  # in the experiment of the environment
-                self.id = run.info.run_id
-        except mlflow.exceptions.MlflowException as error:
-            raise InputError(f"--mlflow: cannot start a run: {error}") from None
-        self.client.update_run(self.id, status="RUNNING")
-        params = [Param(_plain(key), str(value)[:500]) for key, value in config.items()]
-        for k in range(0, len(params), 100):
-            self.client.log_batch(self.id, params=params[k : k + 100])
-        self.waiting: list = []
-
-    def row(self, row: Row) -> None:
-        at = int(1e3 * row.seconds)
-        self.waiting += [
-            self.metric(_plain(name), value, at, row.step) for name, value in row.numbers.items()
-        ]
-        for name, text in row.texts.items():
-            self.client.log_text(self.id, text, f"{name}_{row.step:06d}.txt")
-        if len(self.waiting) >= self.MOST:
-            self.flush()
-
-    def flush(self) -> None:
-        for k in range(0, len(self.waiting), self.MOST):
-            self.client.log_batch(self.id, metrics=self.waiting[k : k + self.MOST])
-        self.waiting = []
-
-    def close(self) -> None:
-        self.flush()
-        self.client.set_terminated(self.id)
-
-
-def _plain(name: str) -> str:
-    """A name as MLflow takes it."""
-    name = name.replace("(%)", "_percent")
-    return re.sub(r"[^\w./ -]", "_", re.sub(r"\((\w+)\)", r"_\1", name))
-
-
-def _sinks(label: str, log: RunLog, args: argparse.Namespace) -> list[Sink]:
-    config = configuration(log)
-    sinks: list[Sink] = []
-    if args.tensorboard:
-        sinks.append(TensorBoard(args.tensorboard, label, config))
-    if args.wandb:
-        sinks.append(Wandb(label, config))
-    if args.mlflow:
-        sinks.append(Mlflow(label, config))
-    return sinks
-
-
 class _Export:
-    """One run on its way into its sinks."""
+    """One run on its way into its events."""
 
-    def __init__(self, log: RunLog, sinks: list[Sink], devices: int | None):
-        self.log, self.sinks, self.devices, self.last = log, sinks, devices, -1
+    def __init__(self, log: RunLog, to: TensorBoard, devices: int | None):
+        self.log, self.to, self.devices, self.last = log, to, devices, -1
 
     def write(self, all_steps: bool) -> None:
         """Writes new rows; without all_steps not the last step, whose validation may still come."""
@@ -147,18 +59,17 @@ class _Export:
             if row.step >= end:
                 break
             self.last = row.step
-            for sink in self.sinks:
-                sink.row(row)
-        for sink in self.sinks:
-            sink.flush()
+            self.to.row(row)
+        self.to.flush()
 
 
 def export(runs: dict[str, RunLog], args: argparse.Namespace) -> None:
-    """Writes the runs to each tool that a flag names; with --follow until Ctrl-C."""
+    """Writes the runs to --tensorboard; with --follow until Ctrl-C."""
     exports: dict[str, _Export] = {}
     try:
         for label, log in runs.items():
-            exports[label] = _Export(log, _sinks(label, log, args), args.devices)
+            to = TensorBoard(args.tensorboard, label, configuration(log))
+            exports[label] = _Export(log, to, args.devices)
         try:
             while args.follow:
                 for found in exports.values():
@@ -171,7 +82,7 @@ def export(runs: dict[str, RunLog], args: argparse.Namespace) -> None:
         for found in exports.values():
             found.write(all_steps=True)
     finally:
-        for sink in (sink for found in exports.values() for sink in found.sinks):
-            sink.close()
+        for found in exports.values():
+            found.to.close()
     for label, found in exports.items():
         print(f"{label}: exported up to step {max(found.last, 0)}")

@@ -7,7 +7,6 @@ import re
 import sys
 import threading
 import time
-import types
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,7 +19,7 @@ from run import ROOT, flags
 
 from llamac.base.errors import InputError
 from llamac.report import command as program
-from llamac.report import content, metrics, page, serve
+from llamac.report import content, export, metrics, page, serve
 from llamac.report.log import RunLog, read, spread
 from llamac.report.plot import labels
 from llamac.report.reduce import difference, kept, rounded, stretches
@@ -355,7 +354,12 @@ def test_the_command(tmp_path, monkeypatch, capsys, library):
     assert "/a (1)" in (tmp_path / "two.html").read_text()
     with pytest.raises(InputError, match="cannot write"):
         program_of(monkeypatch, tmp_path / "a", "--to", tmp_path / "none/x.html")
-    for wrong in (["--follow"], ["--wandb", "--serve"], ["--serve", "70000"], ["--wandb", "--devices", "0"]):
+    for wrong in (
+        ["--follow"],
+        ["--tensorboard", "x", "--serve"],
+        ["--serve", "70000"],
+        ["--tensorboard", "x", "--devices", "0"],
+    ):
         with pytest.raises((SystemExit, InputError)):
             program_of(monkeypatch, tmp_path / "a", *wrong)
 
@@ -371,8 +375,6 @@ def test_the_command(tmp_path, monkeypatch, capsys, library):
             ["--tensorboard", "x"],
             "--tensorboard needs tensorboard, which is not installed: pip install tensorboard",
         ),
-        ("wandb", ["--wandb"], "--wandb needs wandb, which is not installed: pip install wandb"),
-        ("mlflow", ["--mlflow"], "--mlflow needs mlflow, which is not installed: pip install mlflow"),
     ],
 )
 def test_missing_libraries(tmp_path, monkeypatch, module, arguments, expected):
@@ -491,36 +493,13 @@ def test_tensorboard(tmp_path, monkeypatch, capsys):
     assert b"lr: 0.001" in found.Tensors("configuration")[0].tensor_proto.string_val[0]
 
 
-def test_wandb(tmp_path, monkeypatch):
-    """What wandb is called with; it is not installed where the tests run."""
-    calls: list = []
-    run = types.SimpleNamespace(
-        log=lambda values, step: calls.append((step, values)), finish=lambda: calls.append("end")
-    )
-    fake = types.SimpleNamespace(init=lambda **given: calls.append(given) or run)
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    program_of(monkeypatch, write(tmp_path / "a", a_run()), "--wandb")
-    assert calls[0]["name"] == "a" and calls[0]["config"]["lr"] == 0.001 and calls[-1] == "end"
-    assert [step for step, _ in calls[1:-1]] == list(range(51))
-
-
-def test_mlflow(tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
-    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow-skinny has no other one
-    monkeypatch.chdir(tmp_path)
-    program_of(monkeypatch, write(tmp_path / "a", a_run()), "--mlflow")
-    (run,) = mlflow.MlflowClient().search_runs(["0"])
-    assert run.info.status == "FINISHED" and run.data.params["lr"] == "0.001"
-    assert run.data.metrics["throughput_tps"] == 8192 and run.data.metrics["memory/machine_GiB"] == 3.0
-
-
 def test_following_a_live_run(tmp_path, monkeypatch):
     """The last step waits until its validation is written; Ctrl-C writes the rest."""
     out = write(tmp_path / "a", a_run()[:30])
-    calls: list = []
-    run = types.SimpleNamespace(log=lambda values, step: calls.append((step, values)), finish=lambda: None)
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **given: run))
+    pytest.importorskip("tensorboard")
+    steps: list[int] = []
+    row = export.TensorBoard.row
+    monkeypatch.setattr(export.TensorBoard, "row", lambda to, of: (steps.append(of.step), row(to, of)))
     sleeps = iter([*range(3)])
 
     def sleep(seconds: float) -> None:
@@ -529,5 +508,5 @@ def test_following_a_live_run(tmp_path, monkeypatch):
         write(out, a_run()[:40])
 
     monkeypatch.setattr("time.sleep", sleep)
-    program_of(monkeypatch, out, "--wandb", "--follow")
-    assert [step for step, _ in calls] == list(range(read(out).columns["step"].astype(int)[-1] + 1))
+    program_of(monkeypatch, out, "--tensorboard", tmp_path / "tb", "--follow")
+    assert steps == [0, *range(read(out).columns["step"].astype(int)[-1] + 1)]
