@@ -308,7 +308,7 @@ def report(profile: Profile) -> str:
 
 
 def main() -> None:
-    parser = Parser("profile", "Show how a step spends its time, from OUT/profile.json.")
+    parser = Parser("profile", "Show how a step spends its time, from OUT/profile.json, with advice.")
     parser.add_argument("out", type=Path, metavar="OUT", help="directory of a run with --profile")
     path = parser.parse_args().out / "profile.json"
     sys.stdout.write(printable(report(read(path))))
