@@ -36,9 +36,6 @@ COMMANDS = {
         "eval.command",
         "computes scores of hellaswag, mmlu, arc, piqa, winogrande; bits per byte",
     ),
-    "lm-eval": Command(
-        "FLAGS", "eval.harness", "runs lm-evaluation-harness, which then has the model llamac"
-    ),
     "export": Command(
         "gguf|hf DIR FILE|OUT",
         "inference.export",

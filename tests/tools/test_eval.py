@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hf_dirs import TEMPLATE, TEXT, write_directory
+from hf_dirs import TEXT, write_directory
 from run import run_llamac
 from task_rows import ROWS, drawn_row, read_questions
 
@@ -141,84 +141,6 @@ def test_choices_of_lm_eval(directory, files, name, monkeypatch):
     for metric in ("acc", "acc_norm"):
         if metric in scores and not (metric == "acc_norm" and name == "mmlu"):
             assert scores[metric] == pytest.approx(theirs["results"][base][f"{metric},none"], abs=1e-12)
-
-
-def test_the_model_class_of_lm_eval(directory):
-    """Where lm-eval is installed: requests of each kind."""
-    pytest.importorskip("lm_eval")
-    from lm_eval.api.instance import Instance
-    from lm_eval.api.registry import get_model
-
-    from llamac.eval import harness
-    from llamac.inference.model import Inference, Sampling
-
-    assert get_model("llamac") is harness.LlamacLM
-    model, scorer = harness.LlamacLM(str(directory), dtype="float32"), Scorer(directory, likeliest=True)
-
-    def requests(kind: str, *arguments: tuple) -> list:
-        return [Instance(kind, {}, args, i) for i, args in enumerate(arguments)]
-
-    pairs = [("the cat ", "sat on"), ("", "the moon"), ("and", " looked")]
-    found = model.loglikelihood(requests("loglikelihood", *pairs), disable_tqdm=True)
-    wanted = scorer.of_texts(pairs)
-    np.testing.assert_allclose([log for log, _ in found], [each.log for each in wanted], rtol=1e-5)
-    assert [greedy for _, greedy in found] == [each.is_greedy for each in wanted]
-    (rolling,) = model.loglikelihood_rolling(requests("loglikelihood_rolling", (TEXT,)))
-    whole = scorer.of_ids([([scorer.prefix()], scorer.model.encode(TEXT, bos=False))])[0]
-    assert rolling == pytest.approx(whole.log, rel=1e-5)
-    free = {"until": [], "max_gen_toks": 20}
-    (answer,) = model.generate_until(requests("generate_until", ("the cat", free)))
-    end = answer[5:8]
-    (cut,) = model.generate_until(requests("generate_until", ("the cat", free | {"until": [end]})))
-    assert end in answer and cut == answer[: answer.index(end)]
-    with pytest.raises(Error, match="max_gen_toks: expected fewer than the context of 256 tokens, found 256"):
-        model.generate_until(requests("generate_until", ("the cat", free | {"max_gen_toks": 256})))
-    with pytest.raises(Error, match=r"model_args: expected pretrained, .*, found batch_token"):
-        harness.LlamacLM(str(directory), batch_token=4)
-    messages = [{"role": "user", "content": "hello"}]
-    text = model.apply_chat_template(messages)
-    assert model.tok_encode(text) == model._scorer.model.encode_chat(messages)
-    (answer,) = model.generate_until(requests("generate_until", (text, free)))
-    generator = Inference(directory)
-    ids = generator.generate([generator.encode_chat(messages)], 20, Sampling(0))[0]
-    assert answer == generator.decode(ids[:-1] if ids[-1] in generator.stops else ids)
-    assert model.apply_chat_template(messages, add_generation_prompt=False) == "<|begin|><|user|>hello"
-    assert model.chat_template(True) == TEMPLATE and model.chat_template(False) is None
-
-
-def test_the_command_of_lm_eval(directory, files, tmp_path):
-    """Where lm-eval is installed: its command with the model `llamac` has the scores of ours, of a task in a
-    file."""
-    pytest.importorskip("lm_eval")
-    (tmp_path / "own_piqa.yaml").write_text(
-        f"""task: own_piqa
-dataset_path: json
-dataset_kwargs: {{data_files: {{validation: {files}/piqa.jsonl}}}}
-output_type: multiple_choice
-validation_split: validation
-doc_to_text: "Question: {{{{goal}}}}\\nAnswer:"
-doc_to_target: label
-doc_to_choice: "{{{{[sol1, sol2]}}}}"
-metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
-"""
-    )
-    words = ["--model", "llamac", "--model_args", f"pretrained={directory},dtype=float32"]
-    words += [
-        "--tasks",
-        "own_piqa",
-        "--include_path",
-        tmp_path,
-        "--output_path",
-        tmp_path / "found",
-        "--limit",
-        "40",
-    ]
-    run_llamac("lm-eval", *words, "--device", "cpu", timeout=900)
-    (path,) = (tmp_path / "found").glob("**/results_*.json")
-    theirs = json.loads(path.read_text())["results"]["own_piqa"]
-    command(directory, "--tasks", "piqa", "--data", files, "--limit", "40", "--json", tmp_path / "ours.json")
-    for row in json.loads((tmp_path / "ours.json").read_text())["results"]:
-        assert theirs[f"{row['metric']},none"] == pytest.approx(row["value"], abs=1e-12)
 
 
 # Texts

@@ -177,7 +177,7 @@ for words in json.loads(sys.argv[1]):
 
 
 def test_commands_without_torch(tmp_path):
-    """All but bench and lm-eval."""
+    """All but bench."""
     model = str(write_directory(tmp_path / "model"))
     text, rows = str(tmp_path / "text.txt"), str(tmp_path / "rows.jsonl")
     Path(text).write_text("the cat sat on the mat")

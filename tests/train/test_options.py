@@ -106,7 +106,7 @@ def test_commands_of_the_package():
     assert run_llamac("--version").stdout == run_llamac().stdout.splitlines()[0] + "\n"
 
 
-@pytest.mark.parametrize("name", ["", *sorted(COMMANDS.keys() - {"train", "lm-eval"})])  # not argparse's
+@pytest.mark.parametrize("name", ["", *sorted(COMMANDS.keys() - {"train"})])  # not argparse's
 def test_help_of_80_columns(name, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "argv", ["llamac", *([name] if name else []), "--help"])
