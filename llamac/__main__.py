@@ -56,7 +56,7 @@ COMMANDS = {
         "OUT", "profile.profile", "shows how a run with --profile spent its time, with advice"
     ),
     "bench": Command(
-        "", "bench.command", "times llamac.ops, PyTorch eager, torch.compile and Liger: tables, JSON, charts"
+        "", "bench.command", "times llamac.ops, PyTorch eager and torch.compile: tables, JSON, charts"
     ),
     "doctor": Command("", "doctor.command", "checks the installation and says what to do"),
     "completion": Command(

@@ -1,5 +1,5 @@
 """llamac bench times the functions of llamac.ops as a model calls them, forward and forward with
-backward. Baselines are PyTorch eager, torch.compile and Liger (if installed). For attention, they include
+backward. Baselines are PyTorch eager and torch.compile; for attention also
 scaled_dot_product_attention with FlashAttention-2 and with cuDNN ("sdpa flash", "sdpa cudnn"). linear is in
 fp8, and eager uses torch._scaled_mm on a GPU; "storage" is F.linear in --dtype.
 
@@ -102,18 +102,6 @@ def draw(rows: list[dict], folder: Path) -> None:
         chart([row for row in rows if row["preset"] == preset], folder / f"bench-{preset}.png")
 
 
-def overhead_report(rows: list[dict]) -> str:
-    kinds = list(dict.fromkeys(key for row in rows for key in row if key.endswith(" us")))
-
-    def cells(row: dict) -> list[str]:
-        times = (row.get(kind) for kind in kinds)
-        return [row["operation"], row["baseline"], *("-" if us is None else f"{us:.1f}" for us in times)]
-
-    head = ("operation", "baseline", *kinds)
-    title = f"## Host time per call: {where(rows[0])}, {provenance_text(rows[0])}"
-    return f"{title}\n\n{markdown(head, ['---'] * 2 + ['---:'] * len(kinds), map(cells, rows))}\n"
-
-
 def shape(text: str) -> Shape:
     sequences, _, tokens = text.partition("x")
     if not (sequences.isdecimal() and tokens.isdecimal() and int(sequences) and int(tokens)):
@@ -131,7 +119,6 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--dtype", choices=("bf16", "f32"), default="bf16", help="storage type")
     add("--compile-mode", choices=MODES, default=MODES[0], help="mode of torch.compile")
     add("--seconds", type=float, default=0.3, help="time per baseline and operation")
-    add("--overhead", action="store_true", help="measure host time per call instead, with tiny shapes")
     add("--hf", action="store_true", help="compare training with Hugging Face, with flags of its own")
     add("--out", type=Path, default=Path("out/bench"), help="folder for the results")
     return parser.parse_args(arguments)
@@ -144,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     try:
         from llamac.base import extension
-        from llamac.bench import measure, overhead
+        from llamac.bench import measure
 
         device = extension.device()
     except ImportError as error:
@@ -161,27 +148,18 @@ def main(arguments: list[str] | None = None) -> int:
             names.remove(name)
     rows: list[dict] = []
 
-    def add(found: list[dict], head: dict, name: str, report) -> None:
-        for row in found:
+    presets = options.preset or (["tiny"] if device == "cpu" else ["1b", "8b", "70b"])
+    for preset, of_shape, name in itertools.product(presets, options.shape or [None], names):
+        model, *default = PRESETS[preset]
+        sequences, tokens = of_shape or default
+        head = {"preset": f"{preset}-{sequences}x{tokens}" if of_shape else preset}
+        head["compile_mode"] = options.compile_mode
+        case = (name, (model, sequences, tokens), options.dtype, device)
+        for row in measure.measure_operation(*case, options.compile_mode, options.seconds):
             if trouble := row.get("error") or "; ".join(row.get("wrong", [])):
-                say(f"{row['operation']} {row.get('direction', '')} {row['baseline']}: {trouble}")
+                say(f"{row['operation']} {row['direction']} {row['baseline']}: {trouble}")
             rows.append(facts | head | row)
-        harness.write(options.out / f"{name}.json", rows, report(rows))
-
-    if options.overhead:
-        for name in names:
-            add(overhead.measure(name, options.dtype, device), {}, "overhead", overhead_report)
-        print(overhead_report(rows), end="")
-    else:
-        presets = options.preset or (["tiny"] if device == "cpu" else ["1b", "8b", "70b"])
-        for preset, of_shape in itertools.product(presets, options.shape or [None]):
-            model, *default = PRESETS[preset]
-            sequences, tokens = of_shape or default
-            label = f"{preset}-{sequences}x{tokens}" if of_shape else preset
-            for name in names:
-                case = (name, (model, sequences, tokens), options.dtype, device)
-                found = measure.measure_operation(*case, options.compile_mode, options.seconds)
-                add(found, {"preset": label, "compile_mode": options.compile_mode}, "bench", report)
-        draw(rows, options.out)
-        print(report(rows), end="")
+        harness.write(options.out / "bench.json", rows, report(rows))
+    draw(rows, options.out)
+    print(report(rows), end="")
     return int(any(row["baseline"] == "llamac" and (row.get("error") or row.get("wrong")) for row in rows))

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import sdpa_kernel
 
-from llamac.bench import liger
 from llamac.bench.functions import FUNCTIONS, Function, call_of, differences, outputs_of, sizes
 from llamac.bench.timing import Call, Inputs, make_sets, medians_ms, reason
 from llamac.bench.torch_operations import DTYPES, SDPA, Case
@@ -18,41 +17,15 @@ LARGEST_COPY = 2 << 30  # bytes read and written: the rate grows no more
 PRODUCT = {"cuda": 8192, "cpu": 256}  # rows, columns and depth
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """prepare: its own inputs from the others', where it wants them otherwise or destroys them."""
-
-    function: Callable
-    leaves: tuple[str, ...]
-    prepare: Callable[[Inputs], Inputs] | None = None
-
-
-def baselines_of(name: str, function: Function, mode: str) -> dict[str, Baseline]:
-    leaves = function.leaves
+def baselines_of(name: str, function: Function, mode: str) -> dict[str, Callable]:
     compiled = torch.compile(function.torch, dynamic=False, mode=None if mode == "default" else mode)
-    baselines = {
-        "llamac": Baseline(function.ours, leaves),
-        "eager": Baseline(function.torch, leaves),
-        "compile": Baseline(compiled, leaves),
-    }
+    baselines = {"llamac": function.ours, "eager": function.torch, "compile": compiled}
     if name == "attention":
         for kind, backend in SDPA.items():
-            baselines[f"sdpa {kind}"] = Baseline(sdpa_kernel(backend)(function.torch), leaves)
+            baselines[f"sdpa {kind}"] = sdpa_kernel(backend)(function.torch)
     if name == "linear":
-        baselines["storage"] = Baseline(lambda x, weight: F.linear(x, weight), leaves)
-    if form := liger.forms().get(name):
-        baselines["liger"] = Baseline(form.function, form.leaves, form.prepare)
+        baselines["storage"] = lambda x, weight: F.linear(x, weight)
     return baselines
-
-
-def calls_of(
-    baseline: Baseline, sets: list[Inputs], douts: list[list[torch.Tensor]], backward: bool
-) -> list[Call]:
-    """A call for each set of inputs; douts: the outputs' gradients, shared as the inputs are."""
-    leaves = baseline.leaves if backward else ()
-    if baseline.prepare:
-        return [call_of(baseline.function, baseline.prepare(inputs), leaves) for inputs in sets]
-    return [call_of(baseline.function, inputs, leaves, d) for inputs, d in zip(sets, douts, strict=True)]
 
 
 def memory_of(call: Call, device: str) -> tuple[int | None, int | None]:
@@ -120,11 +93,13 @@ def measure(
     rows: dict[str, dict] = {}
     ready: dict[str, list[Call]] = {}
     sets = make_sets(lambda: function.inputs(case), moved)
-    douts: list[list[torch.Tensor]] = [[] for _ in sets]
+    douts: list[list[torch.Tensor]] = [[] for _ in sets]  # the outputs' gradients, shared as the inputs are
+    leaves = function.leaves if backward else ()
     for baseline_name, baseline in baselines_of(name, function, mode).items():
         rows[baseline_name] = {"baseline": baseline_name}
         try:
-            calls = calls_of(baseline, sets, douts, backward)
+            pairs = zip(sets, douts, strict=True)
+            calls = [call_of(baseline, inputs, leaves, own) for inputs, own in pairs]
             for call in calls[:3]:
                 call()
             peak, extra = memory_of(calls[0], case.device)

@@ -1,22 +1,20 @@
 """llamac.bench on the CPU: its rows for injected results, its amounts against the formulas, its files."""
 
 import json
-import math
 import sys
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from llamac.base import extension, registry
 from llamac.base.errors import InputError
 from llamac.base.version import provenance
 from llamac.bench import command as bench
-from llamac.bench import liger, measure, overhead, timing
+from llamac.bench import measure, timing
 from llamac.bench import torch_operations as torch_ops
-from llamac.bench.functions import FUNCTIONS, arguments_of, call_of, differences, sizes
+from llamac.bench.functions import FUNCTIONS, call_of, differences, sizes
 from llamac.bench.torch_operations import Case
 from llamac.report import plot
 
@@ -207,8 +205,7 @@ def test_memory_beyond_inputs_and_results(monkeypatch):
 
 def run(tmp_path, *arguments: str) -> tuple[int, list[dict]]:
     code = bench.main(["--out", str(tmp_path), "--seconds", "0", *arguments])
-    name = "overhead" if "--overhead" in arguments else "bench"
-    return code, json.loads((tmp_path / f"{name}.json").read_text())
+    return code, json.loads((tmp_path / "bench.json").read_text())
 
 
 def test_the_chart(tmp_path, monkeypatch):
@@ -322,40 +319,6 @@ def test_the_whole_command_on_a_gpu(tmp_path, monkeypatch):
     for row in rows:
         if "error" not in row:
             assert row["ms"] > 0 and row["percent"] > 0 and 0 <= row["extra_bytes"] <= row["peak_bytes"]
-    code, rows = run(tmp_path, "--overhead")
-    assert code == 0 and all(row["no gradient us"] > 0 for row in rows)
-
-
-def test_overhead(tmp_path, capsys):
-    code, rows = run(tmp_path, "--overhead", "--operation", "rmsnorm", "precompute_cis")
-    text = capsys.readouterr().out
-    assert code == 0 and text == (tmp_path / "overhead.md").read_text()
-    assert "| operation | baseline | no gradient us | forward us | forward+backward us |" in text
-    assert [(r["operation"], r["baseline"]) for r in rows] == [
-        (name, baseline) for name in ("rmsnorm", "precompute_cis") for baseline in ("llamac", "eager")
-    ]
-    for row in rows[:2]:
-        assert 0 < row["no gradient us"] < row["forward+backward us"]
-    for row in rows[2:]:
-        assert row["no gradient us"] > 0 and "forward us" not in row
-
-
-def test_the_host_is_timed_without_the_device(monkeypatch):
-    """Calls of 1 ms are 1000 us each, and the device is waited for between rounds, outside of them."""
-    clock, waits = {"s": 0.0}, []
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock["s"])
-
-    def wait():
-        waits.append(clock["s"])
-        clock["s"] += 10.0
-
-    def call(ms):
-        clock["s"] += ms * 1e-3
-
-    monkeypatch.setattr(torch.cuda, "synchronize", wait)
-    calls = {"a": lambda: call(1.0), "b": lambda: call(3.0)}
-    found = overhead.host_medians_us(calls, "cuda", rounds=2)
-    assert found == pytest.approx({"a": 1000.0, "b": 3000.0}) and len(waits) == 2 * (2 + 3)
 
 
 def test_the_device_is_timed_without_the_host(monkeypatch):
@@ -404,71 +367,3 @@ def test_sets_of_inputs_fill_the_rotation_and_no_more(monkeypatch):
     assert len(timing.make_sets(inputs, 1)) == timing.SETS
     monkeypatch.setattr(timing, "LARGEST", 1)
     assert len(timing.make_sets(inputs, 1)) == 1
-
-
-# ---- Liger
-
-
-@pytest.fixture
-def fake_liger(monkeypatch):
-    """liger_kernel.transformers.functional with PyTorch behind Liger's signatures."""
-    package = ModuleType("liger_kernel.transformers.functional")
-
-    def rotated(x, cos, sin):
-        x1, x2 = x.chunk(2, -1)
-        return x * cos[:, None] + torch.cat((-x2, x1), -1) * sin[:, None]
-
-    package.liger_rms_norm = lambda X, W, eps: F.rms_norm(X, (X.shape[-1],), W, eps)
-    package.liger_fused_add_rms_norm = lambda X, R, W, eps: (
-        F.rms_norm(X + R, (X.shape[-1],), W, eps),
-        X + R,
-    )
-    package.liger_layer_norm = lambda x, weight, bias, eps: F.layer_norm(x, weight.shape, weight, bias, eps)
-    package.liger_rope = lambda q, k, cos, sin: (rotated(q, cos, sin), rotated(k, cos, sin))
-    package.liger_swiglu = lambda a, b: F.silu(a) * b
-    package.liger_cross_entropy = lambda input, target: F.cross_entropy(input, target)
-    package.liger_fused_linear_cross_entropy = lambda input, weight, target: F.cross_entropy(
-        input @ weight.T, target
-    )
-    transformers = ModuleType("liger_kernel.transformers")
-    transformers.functional = package
-    modules = {"liger_kernel": ModuleType("liger_kernel"), "liger_kernel.transformers": transformers}
-    for name, module in (modules | {package.__name__: package}).items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(liger, "find_spec", lambda name: object())
-    liger.forms.cache_clear()
-    yield
-    liger.forms.cache_clear()
-
-
-def test_liger_is_given_the_same_operation(fake_liger):
-    """Its results, put together again, are PyTorch's."""
-    others = "residual_layernorm gelu precompute_cis qk_norm_rope repeat_kv attention linear"
-    assert set(liger.forms()) == set(FUNCTIONS) - set(others.split())
-    for name, form in liger.forms().items():
-        function = FUNCTIONS[name]
-        inputs = function.inputs(Case(SIZE, "f32", "cpu"))
-        given = form.prepare(inputs)
-        assert not {t.data_ptr() for t in given.values()} & {t.data_ptr() for t in inputs.values()}
-        found = call_of(form.function, given, form.leaves)()
-        expected = function.torch(*arguments_of(function.torch, inputs))
-        if name == "rope":
-            found = (torch.cat(found[:2], 1).transpose(1, 2), *found[2:])
-        expected = expected if isinstance(expected, tuple) else (expected,)
-        for mine, other in zip(found, expected, strict=False):
-            assert torch.allclose(mine, other, rtol=1e-5, atol=1e-5), name
-        elements = sum(math.prod(given[leaf].shape) for leaf in form.leaves)
-        assert elements == sum(math.prod(inputs[leaf].shape) for leaf in function.leaves)
-
-
-def test_liger_is_timed_where_it_is(fake_liger, tmp_path):
-    code, rows = run(tmp_path, "--operation", "swiglu", "attention")
-    baselines = {(r["operation"], r["baseline"]) for r in rows if "ms" in r}
-    assert code == 0 and ("swiglu", "liger") in baselines and ("attention", "liger") not in baselines
-
-
-def test_liger_is_left_out_where_it_is_not(monkeypatch):
-    monkeypatch.setattr(liger, "find_spec", lambda name: None)
-    liger.forms.cache_clear()
-    assert liger.forms() == {}
-    liger.forms.cache_clear()
