@@ -1,21 +1,17 @@
-"""Pictures of measurements: docs/images, or those of your own result files.
+"""The picture of tokens/s beside PyTorch: that of README, or of your own results.
 
-    dev/chart.py training FILE --to PNG   tokens/s beside PyTorch
-    dev/chart.py kernels  FILE --to PNG   % of the limit of each kernel that moves bytes
-    dev/chart.py ops      FILE --to PNG   how many times as fast as PyTorch llamac.ops is
+    dev/chart.py FILE --to PNG
 
-FILE is a page of docs/benchmarks, of which the first table with the picture's columns is drawn, or, of
-training, the JSON that dev/bench_train.py wrote. `llamac bench` draws its own results. Every number comes
-from FILE, and so do the device, the date and the commit in the title. What FILE has no number for has no bar.
+FILE is a page of docs/benchmarks, of which the first table of tokens/s is drawn, or the JSON that
+dev/bench_train.py wrote. `llamac bench` draws its own results. Every number comes from FILE, and so do the
+device, the date and the commit in the title. What FILE has no number for has no bar.
 
 Exit code: 2 for a file that cannot be drawn.
 """
 
-import math
 import re
 import statistics
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +24,6 @@ from llamac.base.version import provenance_text
 from llamac.bench import harness
 from llamac.bench.report import PROGRAMS, Bar, bars
 from llamac.bench.training import Run, by_round
-
-Panels = dict[str, dict[str, dict[str, Bar]]]  # by unit, by group, by program
-
 
 # Tables of a page
 
@@ -100,8 +93,6 @@ def number(text: str, table: Table) -> float:
         raise InputError(f"{table.where()}: expected a number, found {text[:40]!r}") from None
 
 
-# training
-
 Speeds = dict[str, dict[str, tuple[float, float | None]]]  # (tokens/s, ratio) by workload, by program
 SAME = ("llamac", "eager", "script", "hf", "torchao")
 FILE_COLUMNS = {"file": "compile"} | {name: name for name in SAME}
@@ -140,7 +131,7 @@ def training_of_json(path: Path) -> tuple[str, Speeds]:
     return f"{device}, {provenance_text(content)}", speeds
 
 
-def training(path: Path, to: Path) -> None:
+def draw(path: Path, to: Path) -> None:
     """Bars relative to llamac's: workloads differ by more than programs do. The labels have the tokens/s."""
     title, speeds = (training_of_json if path.suffix == ".json" else training_of_page)(path)
     groups = {}
@@ -151,81 +142,21 @@ def training(path: Path, to: Path) -> None:
                 name: Bar(100 * speed / most, f"{speed:,.0f}" + (f"   {ratio:.2f}x" if ratio else ""))
                 for name, (speed, ratio) in group.items()
             }
-    title = f"Training, tokens per second\n{title}\n1.05x: llamac does 1.05 times as many"
-    draw(path, {"% of llamac's tokens/s": groups}, title, to)
-
-
-# kernels
-
-
-def kernels(path: Path, to: Path) -> None:
-    """A bar for each operation, as long as the least of its types."""
-    table = first_with(path, "operation", "types", "% of limit")
-    operation, percent = table.head.index("operation"), table.head.index("% of limit")
-    found: dict[str, list[float]] = {}
-    for row in table.rows:
-        if row[percent]:
-            found.setdefault(row[operation], []).append(number(row[percent], table))
-    bars = {
-        name: {"llamac": Bar(min(percents), " to ".join(f"{p:.1f}" for p in ends(percents)))}
-        for name, percents in sorted(found.items(), key=lambda item: -min(item[1]))
-    }
-    title = f"Kernels that move bytes, least and most of their types\n{table.title()}"
-    draw(path, {"% of the rate of the device's best copy": bars}, title, to, mark=100)
-
-
-def ends(values: list[float]) -> list[float]:
-    return sorted({min(values), max(values)})
-
-
-# ops
-
-DIRECTIONS = ("forward", "forward and backward")
-LONGEST = 5.0  # a ratio
-
-
-def ops(path: Path, to: Path) -> None:
-    """A panel for each direction: the ratios to eager and to torch.compile behind its column of ms."""
-    needed = ("function", *(f"{way} ms" for way in DIRECTIONS), "ratio to eager", "ratio to compile")
-    table = first_with(path, *needed)
-    panels: Panels = {}
-    for way in DIRECTIONS:
-        begin = table.head.index(f"{way} ms")
-        groups = panels.setdefault(f"{way}: time of PyTorch / time of llamac", {})
-        for row in table.rows:
-            group = {}
-            for program in ("eager", "compile"):
-                if text := row[table.head.index(f"ratio to {program}", begin)]:
-                    group[program] = Bar(number(text, table), f"{text}x")
-            if group:
-                groups[row[table.head.index("function")]] = group
-    title = f"Functions of llamac.ops beside PyTorch\n{table.title()}\n2x: llamac takes half the time"
-    draw(path, panels, title, to, mark=1, longest=LONGEST)
-
-
-def draw(
-    path: Path, panels: Panels, title: str, to: Path, mark: float | None = None, longest: float = math.inf
-) -> None:
-    """bars(), where there is something to draw. Raises InputError."""
-    groups = [group for panel in panels.values() for group in panel.values()]
-    if unknown := {name for group in groups for name in group} - PROGRAMS.keys():
+    if unknown := {name for group in groups.values() for name in group} - PROGRAMS.keys():
         raise InputError(f"{path}: expected programs of {', '.join(PROGRAMS)}, found {min(unknown)}")
     if not groups:
         raise InputError(f"{path}: expected measurements to draw, found none")
-    bars({unit: panel for unit, panel in panels.items() if panel}, title, to, longest, mark)
-
-
-CHARTS: Mapping[str, Callable[[Path, Path], None]] = {"training": training, "kernels": kernels, "ops": ops}
+    title = f"Training, tokens per second\n{title}\n1.05x: llamac does 1.05 times as many"
+    bars({"% of llamac's tokens/s": groups}, title, to)
 
 
 def main() -> None:
     parser = harness.parser(__doc__)
-    parser.add_argument("chart", choices=CHARTS)
     parser.add_argument("file", type=Path, metavar="FILE", help="a page or the JSON of a benchmark")
     parser.add_argument("--to", type=Path, required=True, metavar="PNG", help="the picture")
     options = parser.parse_args()
     try:
-        CHARTS[options.chart](options.file, options.to)
+        draw(options.file, options.to)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(f"{options.file}: not the JSON of a benchmark: {error!r}") from None
     print(options.to)

@@ -62,11 +62,10 @@ def execute(
     seconds: float = math.inf,
     folder: Path | None = None,
     console: Path | None = None,
-    watch: Callable[[int], None] = lambda pid: None,
     **environment: str,
 ) -> Finished:
     """Runs a program in the folder, for so many seconds at most. Its output goes to the end of `console`.
-    watch(pid) is called ten times per second. The children of a program that is stopped end with it.
+    The children of a program that is stopped end with it.
     """
     words, begin, ended = [str(word) for word in command], time.monotonic(), 0
     with open(console, "ab+") if console else tempfile.TemporaryFile() as output:
@@ -84,7 +83,6 @@ def execute(
             return Finished(f"{words[0]}: {error.strerror}")
         try:
             while not ended and time.monotonic() - begin < seconds:
-                watch(process.pid)
                 time.sleep(0.1)
                 ended, status, usage = os.wait4(process.pid, os.WNOHANG)
         finally:

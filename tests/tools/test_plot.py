@@ -71,32 +71,18 @@ PAGE = """\
 |---|---:|---:|---:|---:|---:|---:|---:|---|
 | tiny, B=2 T=64 | 11,000 | 10,000 | 1.1 | 8,000 | 1.375 | | | abcdef0 |
 | small, B=1 T=8 | 500 | 400 | 1.25 | | | 250 | 2.0 | 1234567 |
-
-Text of the next one, 2026-11-21, commit
-2345678.
-
-| operation | types | % of limit |
-| --- | --- | ---: |
-| adamw | T=bf16 | 97.5 |
-| adamw | T=f32 | 103.1 |
-| matmul_forward | bf16 |  |
-
-| function | forward ms | ratio to eager | ratio to compile | forward and backward ms | ratio to eager | ratio to compile |
-|---|---:|---:|---:|---:|---:|---:|
-| rope | 0.1 | 14.9 | 1.14 | 0.2 | 15.5 | 1.15 |
-| cross_entropy | | | 1.98 | | | 1.44 |
 """  # noqa: E501
 
 
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
-    """drawn(chart, content, name): the figure that dev/chart.py draws of a file."""
+    """drawn(content, name): the figure that dev/chart.py draws of a file."""
     figures = []
     monkeypatch.setattr(pyplot, "close", figures.append)
 
-    def make(kind: str, content: str, name: str = "page.md"):
+    def make(content: str, name: str = "page.md"):
         (tmp_path / name).write_text(content)
-        arguments = ["chart.py", kind, str(tmp_path / name), "--to", str(tmp_path / "chart.png")]
+        arguments = ["chart.py", str(tmp_path / name), "--to", str(tmp_path / "chart.png")]
         monkeypatch.setattr("sys.argv", arguments)
         chart.main()
         picture = (tmp_path / "chart.png").read_bytes()
@@ -127,7 +113,7 @@ def runs(**speeds: float) -> str:
 
 
 def test_training_of_a_page(drawn):
-    figure = drawn("training", PAGE)
+    figure = drawn(PAGE)
     (axes,) = figure.axes
     assert "Some GPU, 2026-11-20, commit abcdef0, 1234567" in title(figure)
     assert [t.get_text() for t in axes.get_yticklabels()] == ["tiny\nB=2 T=64", "small\nB=1 T=8"]
@@ -140,68 +126,53 @@ def test_training_of_a_page(drawn):
 
 def test_training_of_results(drawn):
     """A failed run has no bar."""
-    figure = drawn("training", runs(llamac=100, compile=50, script=80), "bench_train.json")
+    figure = drawn(runs(llamac=100, compile=50, script=80), "bench_train.json")
     assert labels(figure.axes[0]) == ["150", "75   2.00x", "120   1.25x"]
     assert f"Some GPU, llamac {provenance()['version']}, commit {provenance()['commit']}" in title(figure)
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["tiny\nB=2 T=64"]
 
 
-def test_kernels(drawn):
-    """A bar ends at the least of an operation's types; a product has none."""
-    figure = drawn("kernels", PAGE)
-    (axes,) = figure.axes
-    assert "2026-11-21, commit 2345678" in title(figure) and "copy" in axes.get_xlabel()
-    assert [bar.get_width() for bar in axes.patches] == [97.5] and labels(axes) == ["97.5 to 103.1"]
-
-
-def test_ops(drawn):
-    """A panel for each direction; the longest bar is cut, and says so."""
-    page = PAGE.replace("| function", "One more, 2026-11-22, commit 3456789.\n\n| function")
-    forward, both = drawn("ops", page).axes
-    assert labels(forward) == ["… 14.9x", "1.14x", "1.98x"] and labels(both) == ["… 15.5x", "1.15x", "1.44x"]
-    assert [bar.get_width() for bar in forward.patches] == [5, 1.14, 1.98]
-
-
 REFUSED = {
-    "no table": ("training", "# GPU\n", "a.md", "expected a table with the columns workload, "),
-    "no commit": ("ops", PAGE, "a.md", "table at line 19: expected `DATE, commit HASH` above it, found none"),
-    "cells": ("kernels", PAGE.replace("| 97.5 |", "| 97.5 | 1 |"), "a.md",
-              "line 15: expected 3 cells, found 4"),
-    "number": ("kernels", PAGE.replace("97.5", "fast"), "a.md", "expected a number, found 'fast'"),
-    "nothing": ("kernels", PAGE.replace("97.5", "").replace("103.1", ""), "a.md", "found none"),
-    "no JSON": ("training", "{", "a.json", "expected JSON"),
-    "keys": ("training", '{"runs": []}', "a.json", "not the JSON of a benchmark: KeyError('version')"),
-    "fields": ("training", '{"runs": [{"a": 1}]}', "a.json", "not the JSON of a benchmark: TypeError"),
-    "list": ("training", "[1]", "a.json", "not the JSON of a benchmark"),
-    "program": ("training", runs(llamac=1, new=2), "a.json", "expected programs of llamac, eager"),
-}  # fmt: skip
+    "no table": ("# GPU\n", "a.md", "expected a table with the columns workload, "),
+    "no commit": (
+        PAGE.replace("commit abc", ""),
+        "a.md",
+        "expected `DATE, commit HASH` above it",
+    ),
+    "cells": (PAGE.replace("| 1.25 |", "| 1.25 | 1 |"), "a.md", "expected 9 cells, found 10"),
+    "number": (PAGE.replace("11,000", "fast"), "a.md", "expected a number, found 'fast'"),
+    "nothing": (PAGE[: PAGE.index("| tiny")], "a.md", "expected measurements to draw, found none"),
+    "no JSON": ("{", "a.json", "expected JSON"),
+    "keys": ('{"runs": []}', "a.json", "not the JSON of a benchmark: KeyError('version')"),
+    "fields": ('{"runs": [{"a": 1}]}', "a.json", "not the JSON of a benchmark: TypeError"),
+    "list": ("[1]", "a.json", "not the JSON of a benchmark"),
+    "program": (runs(llamac=1, new=2), "a.json", "expected programs of llamac, eager"),
+}
 
 
-@pytest.mark.parametrize("kind, content, name, message", REFUSED.values(), ids=REFUSED)
-def test_refused(drawn, tmp_path, kind, content, name, message):
+@pytest.mark.parametrize("content, name, message", REFUSED.values(), ids=REFUSED)
+def test_refused(drawn, tmp_path, content, name, message):
     with pytest.raises(InputError) as error:
-        drawn(kind, content, name)
+        drawn(content, name)
     assert message in str(error.value) and str(tmp_path / name) in str(error.value)
     assert not (tmp_path / "chart.png").exists()
 
 
 def test_the_command_says_one_line(tmp_path):
-    command = [sys.executable, ROOT / "dev/chart.py", "training", tmp_path / "none.md", "--to",
+    command = [sys.executable, ROOT / "dev/chart.py", tmp_path / "none.md", "--to",
                tmp_path / "a"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == f"chart.py: {tmp_path / 'none.md'}: cannot open: No such file or directory\n"
 
 
-@pytest.mark.parametrize("kind", chart.CHARTS)
-def test_the_pictures_of_the_documentation(drawn, kind):
-    """The page still has the tables. A picture's command stands on a page that shows it."""
+def test_the_picture_of_the_documentation(drawn):
+    """The page still has the table, and the picture with its command."""
     page = ROOT / "docs/benchmarks/nvidia-h200.md"
-    drawn(kind, page.read_text())
-    command = f"dev/chart.py {kind} docs/benchmarks/nvidia-h200.md --to docs/images/{kind}.png"
     text = page.read_text()
-    assert f"](../images/{kind}.png)" in text and command in text
-    assert (ROOT / f"docs/images/{kind}.png").stat().st_size < 100_000
+    drawn(text)
+    command = "dev/chart.py docs/benchmarks/nvidia-h200.md --to docs/images/training.png"
+    assert "](../images/training.png)" in text and command in text
 
 
 def losses(folder, loss: float, steps: int = 4, validation: bool = True) -> None:
