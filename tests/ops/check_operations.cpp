@@ -15,7 +15,8 @@
 // size, the first that a variant takes. For sanitizers: which accesses a kernel makes depends on shape, combination and the
 // sizes of types, hardly on their pairs.
 //
-// --every N: every Nth shape alone. For sanitizers: whether a barrier is missing hardly depends on the shape.
+// --every N: every Nth shape alone, other ones for each combination of types; without --once, of the large shapes, which take
+// most of the time. `make test-all` runs every shape. For sanitizers: whether a barrier is missing hardly depends on the shape.
 //
 // --fault NAME puts a wrong variant in the place of all others: the checks have to see it in every operation
 // to which it applies, for every combination of the types' sizes; then the program ends with 1, as with any failure,
@@ -122,6 +123,11 @@ Verdict check_case(Case& c, const Variant& v, bool once, double& tightest) {
 }
 
 constexpr size_t most_with_every_shape = 32;  // times combinations of types
+bool is_large(const std::vector<int64_t>& sizes) {
+    double product = 1;
+    for (const int64_t size : sizes) product *= static_cast<double>(std::max<int64_t>(size, 1));
+    return product > (1 << 15);
+}
 // Whether an instantiation before this one has operands of the same sizes.
 bool has_sizes_of_another(const Variant& v, const Instantiation& entry) {
     const auto same = [](const ParameterType& a, const ParameterType& b) {
@@ -140,6 +146,8 @@ void check_instantiation(const Operation& op, const Variant& v, const Instantiat
     size_t ran = 0;
     int seen = 0, mattered = 0;
     double tightest = 0;
+    int step = tally.every;
+    const int turn_of_types = static_cast<int>(&entry - v.instantiations.data());
     const auto report = [&](const std::string& what) {
         if (tally.reported++ < 40) std::printf("FAILED %s\n", what.c_str());
     };
@@ -148,6 +156,7 @@ void check_instantiation(const Operation& op, const Variant& v, const Instantiat
     const auto check_combination = [&](int number, const Combination& k) {
         const std::vector<int64_t> sizes = test_sizes(op, number);
         if (sizes.empty()) return false;
+        if (number % step != turn_of_types % step && (tally.once || is_large(sizes))) return false;
         Case c = make_case(op, entry, sizes, number, k.strided, k.flags, k.absent);
         if (!holds_limits(c)) return false;
         injected_matters = false;
@@ -168,10 +177,14 @@ void check_instantiation(const Operation& op, const Variant& v, const Instantiat
     };
     const bool rotate = tally.brief || all.size() * v.instantiations.size() > most_with_every_shape;
     for (size_t before = 0; !enough();) {
-        for (int number = 0; number < shape_count(op); number += tally.every)
+        for (int number = 0; number < shape_count(op); number++)
             for (size_t k = 0, turn = rotate ? ran : 0; k < all.size() && !enough(); k++)
                 if (check_combination(number, all[(turn + k) % all.size()]) && rotate) break;
         // A variant that takes few shapes: again, until each combination has run.
+        if (ran == 0 && step > 1) {
+            step = 1;
+            continue;
+        }
         if (!rotate || ran >= all.size() || ran == before) break;
         before = ran;
     }

@@ -254,7 +254,7 @@ def test_the_checks_of_all_operations_see_every_fault(build):
     """
 
     def run(fault):
-        command = [build / "check_operations", "--brief", "--fault", fault]
+        command = [build / "check_operations", "--brief", "--every", "3", "--fault", fault]
         return subprocess.run(command, capture_output=True, text=True)
 
     faults = run("none").stderr.split("NAME one of ")[1].split()
