@@ -27,8 +27,9 @@ def run(train, data, tmp_path):
     return go
 
 
-@pytest.mark.parametrize("precision", [{}, {"dtype": "bf16", "grad_dtype": "bf16"}], ids=["f32", "bf16"])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe, precision", [("delayed", {}), ("tensor", {"dtype": "bf16"}), ("row", {"dtype": "bf16"})], ids=str
+)
 def test_losses_follow_those_of_the_storage_type(train, data, tmp_path, run, recipe, precision):
     run("fp8", recipe, steps=30, **precision)
     train(*flags(data, tmp_path / "storage", steps=30, **MODEL, **precision))
@@ -67,11 +68,15 @@ def test_recomputation_keeps_the_bits(run, recipe, recompute):
     assert run("again", recipe, recompute=recompute, **kept) == run("kept", recipe, **kept)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
-    "extra",
-    [{}, {"skip_nonfinite": 2, "verify_every": 2}, {"fp8_head": "on"}],
-    ids=["plain", "verified", "head"],
+    "recipe, extra",
+    [
+        ("delayed", {}),
+        ("row", {"skip_nonfinite": 2, "verify_every": 2}),
+        ("delayed", {"skip_nonfinite": 2, "verify_every": 2, "fp8_head": "on"}),
+        ("tensor", {"fp8_head": "on"}),
+    ],
+    ids=str,
 )
 def test_stored_weights_keep_the_bits(run, recipe, extra):
     """Codes of weights that AdamW writes, or the first micro-batch; and none are kept."""
@@ -80,7 +85,7 @@ def test_stored_weights_keep_the_bits(run, recipe, extra):
     assert stored == run("recomputed", recipe, fp8_weights="recomputed", **several)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", ["delayed", "row"])
 def test_graphs_keep_the_bits(run, recipe):
     """Several micro-batches: the first optimizer step, whose scales are the tensors' own, is not captured."""
     several = {"batch_size": 1, "total_batch_size": 64}
@@ -105,9 +110,7 @@ def test_a_resumed_run_has_the_same_bits(run, tmp_path, recipe):
 @pytest.mark.parametrize(
     "before, after",
     [
-        ({"fp8_keep_last": 2}, {}),
         ({"fp8_keep_first": 1, "fp8_keep_last": 1}, {}),
-        ({}, {"fp8_gradients": "e4m3"}),
         ({"fp8_gradients": "e4m3"}, {"fp8_gradients": "e5m2"}),
         ({}, {"fp8_head": "on"}),
         ({"fp8_head": "on"}, {}),
@@ -145,7 +148,7 @@ def test_runs_change_between_fp8_and_storage(run, train, data, tmp_path):
     assert [e["step"] for e in events(tmp_path / "back", "step")] == [9]
 
 
-@pytest.mark.parametrize("recipe, zero", [("delayed", 1), ("delayed", 2), ("delayed", 3), ("row", 3)])
+@pytest.mark.parametrize("recipe, zero", [("delayed", 2), ("row", 3)])
 def test_levels_of_zero_have_the_same_bits(build, train, data, tmp_path, recipe, zero):
     if not has(build, "GLOO"):
         pytest.skip("this build is without Gloo")

@@ -232,11 +232,12 @@ def test_same_training_by_other_means(tmp_path, flags, model):
     assert values(found, "loss") == pytest.approx(values(expected, "loss"), rel=1e-6)
 
 
+@pytest.mark.slow  # test_training_llamac.py compiles the model with our operations
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param(("--recompute", "block:2"), marks=pytest.mark.slow),
-        pytest.param(("--dtype", "bf16", "--total-batch-size", "128"), marks=pytest.mark.slow),
+        ("--recompute", "block:2"),
+        ("--dtype", "bf16", "--total-batch-size", "128"),
         ("--dtype", "bf16", "--grad-dtype", "bf16", "--master-weights", "off", "--optimizer-state", "bf16"),
     ],
 )

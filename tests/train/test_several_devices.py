@@ -52,10 +52,10 @@ def alone(train, data, tmp_path_factory):
 
 
 GROUPED = {"devices": 4, "shard_group": 2, "batch_size": 1}
-RANKS = {"2": {"devices": 2, "batch_size": 2}, "4": {"devices": 4, "batch_size": 1}, "2 groups of 2": GROUPED}
+RANKS = {"2": {"devices": 2, "batch_size": 2}, "2 groups of 2": GROUPED}
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", ["2", "2 groups of 2"])
 def test_the_losses_of_one_rank(train, data, tmp_path, alone, ranks):
     """In f32, at every level; levels have the same bits, down to the optimizer's state."""
     for level in range(4):
@@ -67,26 +67,27 @@ def test_the_losses_of_one_rank(train, data, tmp_path, alone, ranks):
 
 
 @pytest.mark.parametrize(
-    "precision, model, ranks",
+    "precision, model, ranks, levels",
     [
-        ("bf16", "tied-gqa", "2"),
-        ("fp16", "tied-gqa", "2"),
-        ("bf16", "tied-gqa", "2 groups of 2"),
-        ("bf16-throughout", "qwen2", "2 groups of 2"),
-        ("bf16-throughout", "qwen3", "2"),
-        ("bf16-throughout", "gpt2", "2 groups of 2"),
-        ("bf16-throughout", "bert", "2 groups of 2"),
+        ("bf16", "tied-gqa", "2", (0, 1, 2, 3, 3)),
+        ("fp16", "tied-gqa", "2", (0, 3)),
+        ("bf16", "tied-gqa", "2 groups of 2", (0, 1, 2, 3)),
+        ("bf16-throughout", "qwen2", "2 groups of 2", (0, 3)),
+        ("bf16-throughout", "qwen3", "2", (0, 2)),
+        ("bf16-throughout", "gpt2", "2 groups of 2", (1, 3)),
+        ("bf16-throughout", "bert", "2 groups of 2", (0, 3)),
     ],
 )
-def test_levels_have_the_same_bits(train, data, tmp_path, precision, model, ranks):
-    """In 16 bits, bf16 rounded at random, with recomputation and verified steps; and in another run."""
+def test_levels_have_the_same_bits(train, data, tmp_path, precision, model, ranks, levels):
+    """In 16 bits, bf16 rounded at random, with recomputation and verified steps; a level twice: again."""
     more = {"recompute": "block", "verify_every": 2, "model": ROOT / f"tests/models/{model}.json"}
     more |= PRECISIONS[precision] | RANKS[ranks] | SHORT
     more |= {"mask_token": 4} if model == "bert" else {}
-    for name, level in (("zero0", 0), ("zero1", 1), ("zero2", 2), ("zero3", 3), ("again", 3)):
-        train(*flags(data, tmp_path / name, steps=4, zero=level, **more))
-        assert numbers(tmp_path / name) == numbers(tmp_path / "zero0")
-        assert_same_state(tmp_path / name / "step_000004", tmp_path / "zero0/step_000004")
+    for number, level in enumerate(levels):
+        out = tmp_path / str(number)
+        train(*flags(data, out, steps=4, zero=level, **more))
+        assert numbers(out) == numbers(tmp_path / "0")
+        assert_same_state(out / "step_000004", tmp_path / "0/step_000004")
 
 
 def test_a_group_of_one_is_level_0(train, data, tmp_path):
@@ -97,13 +98,12 @@ def test_a_group_of_one_is_level_0(train, data, tmp_path):
     assert_same_state(tmp_path / "a/step_000004", tmp_path / "b/step_000004")
 
 
-@pytest.mark.parametrize("ranks", ["2", "2 groups of 2"])
-def test_accumulation(train, data, tmp_path, ranks):
+def test_accumulation(train, data, tmp_path):
     """Micro-batches of the same step: where gradients are shared they are summed in another order."""
     for level in range(4):
         out = tmp_path / f"zero{level}"
         more = {"zero": level, "total_batch_size": 4 * T * 4} | SHORT
-        train(*flags(data, out, steps=4, **RANKS[ranks], **more))
+        train(*flags(data, out, steps=4, **GROUPED, **more))
         np.testing.assert_allclose(losses(out), losses(tmp_path / "zero0"), rtol=2e-6)
     for a, b in ((0, 1), (2, 3)):
         assert numbers(tmp_path / f"zero{a}") == numbers(tmp_path / f"zero{b}")
@@ -116,7 +116,7 @@ def test_the_type_of_the_sums(train, data, tmp_path, grad_dtype, reduce_dtype, g
     more = {"dtype": "bf16", "grad_dtype": grad_dtype, "shard_group": group, "batch_size": 1, "steps": 4}
     more |= SHORT | {"devices": 4 if group else 2}
     train(*flags(data, tmp_path / "own", **more))
-    for level in range(4):
+    for level in (0, 2, 3):
         out = tmp_path / f"zero{level}"
         train(*flags(data, out, zero=level, reduce_dtype=reduce_dtype, **more))
         assert numbers(out) == numbers(tmp_path / "zero0")
@@ -188,10 +188,8 @@ def test_python_steps_on_tokens_of_each_rank(build, tmp_path):
 
 RESHARDED = [
     ((4, 3, 0), (2, 1, 0)),
-    ((2, 2, 0), (1, 0, 0)),
+    ((2, 2, 0), (2, 3, 0)),
     ((1, 0, 0), (4, 3, 2)),
-    ((2, 0, 0), (2, 3, 0)),
-    ((4, 3, 2), (4, 1, 0)),
     ((4, 1, 2), (1, 0, 0)),
 ]
 
@@ -308,9 +306,18 @@ def still_run(pids: list[int]) -> list[int]:
 ENDLESS = {"steps": 1000000, "schedule": "constant", "batch_size": 2, "val_every": 0}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.parametrize("to_rank", [None, 1])
-@pytest.mark.parametrize("saves", [{}, {"checkpoint_async": "on", "checkpoint_every": 1}])
+ASYNC = {"checkpoint_async": "on", "checkpoint_every": 1}
+
+
+@pytest.mark.parametrize(
+    "number, to_rank, saves",
+    [
+        (signal.SIGTERM, None, {}),
+        (signal.SIGUSR1, 1, {}),
+        (signal.SIGTERM, 1, ASYNC),
+        (signal.SIGUSR1, None, ASYNC),
+    ],
+)
 def test_a_signal(build, data, tmp_path, number, to_rank, saves):
     """To the process that started the ranks, or to one: all end, with a checkpoint of the last step."""
     process, ranks = start_ranks(build, data, tmp_path, **ENDLESS | saves, devices=2)
@@ -322,8 +329,7 @@ def test_a_signal(build, data, tmp_path, number, to_rank, saves):
     assert not still_run(ranks)
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
-@pytest.mark.parametrize("saves", ["off", "on"])
+@pytest.mark.parametrize("rank, saves", [(0, "on"), (1, "off"), (2, "on")])
 def test_a_lost_rank(build, train, data, gpu, tmp_path, rank, saves):
     """The others end with a line that names it, and no process is left; the newest checkpoint resumes."""
     devices = 2 if gpu else 3
