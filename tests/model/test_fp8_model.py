@@ -231,8 +231,7 @@ def scales_difference(ours: dict, theirs: fp8_reference.Scales) -> str:
     return next((name for name, same in zip(names, equal, strict=True) if not same), "")
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe, dtype", [*((recipe, "bf16") for recipe in RECIPES), ("delayed", "f32")])
 @pytest.mark.parametrize("model", MODELS)
 def test_debug_state(c_states, difference, model, recipe, dtype):
     """Of the first step, whose scales are the tensors' own with either recipe; delayed also of the second."""
@@ -288,8 +287,9 @@ def largest_of(ours: dict, products: fp8.Products) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("recipe", ["tensor", "row"])
-@pytest.mark.parametrize("kind", ["reference", "naive", "kernels"])
+@pytest.mark.parametrize(
+    "kind, recipe", [("reference", "tensor"), ("naive", "row"), ("kernels", "tensor"), ("kernels", "row")]
+)
 def test_variants(c_states, difference, chosen, kind, recipe):
     folder, ours = c_states("sixteens", "bf16", recipe, GRADIENTS, 0, *chosen(kind))
     assert difference(folder, ours, "bf16", flags(recipe)) == ""
@@ -331,8 +331,9 @@ def ten_steps(reference):
     return get
 
 
+@pytest.mark.slow  # test_fp8_training.py compares shorter runs
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("recipe", [pytest.param("tensor", marks=pytest.mark.slow), "delayed"])
+@pytest.mark.parametrize("recipe", ["tensor", "delayed"])
 def test_losses_of_ten_updates(c_states, ten_steps, gpu, recipe, dtype):
     """Trajectories part at the first code that is rounded the other way: C's from float64's as PyTorch's do.
     Ten numbers that follow from each other are one draw: the baseline is at least the root mean square over
