@@ -248,8 +248,10 @@ void resolve(Options& options) {
              weights.name, " needs");
     const bool fp16 = options.dtype == DType::fp16;
     if (fp16 && !options.master_weights) fail("--master-weights off: expected on, which --dtype fp16 needs");
-    if (fp16 && options.matmul_dtype == MatmulDType::fp8)
-        fail("--matmul-dtype fp8: expected --dtype bf16 or f32, found fp16");
+    for (const auto& [flag, type] :
+         {std::pair{"matmul", options.matmul_dtype}, {"frozen", options.frozen_dtype}})
+        if (fp16 && type == MatmulDType::fp8)
+            fail("--", flag, "-dtype fp8: expected --dtype bf16 or f32, found fp16");
     int exponent;
     if (options.loss_scale != 0 && (!fp16 || std::frexp(options.loss_scale, &exponent) != 0.5))
         fail("--loss-scale ", options.loss_scale, ": expected a power of two with --dtype fp16, or 0, found ",

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from debug_states import run_model
+from debug_states import first_difference, run_model
 from run import (
     ROOT,
     T,
@@ -29,12 +29,14 @@ from safetensors.torch import save_file
 import llamac
 from llamac.base.errors import InputError
 from llamac.inference.export_hf import write_merged
+from train_llama3 import DTYPES
 
 pytestmark = pytest.mark.program
 FROZEN = "model.embed_tokens.weight,model.layers.0.*,*norm.weight"
 SHORT = {"val_every": 0, "val_data": "none"}
 E4M3 = {"frozen_dtype": "fp8"}
 FP8 = {"dtype": "bf16", "matmul_dtype": "fp8", "fp8_weights": "stored"}
+FP16 = {"dtype": "fp16", "recompute": "norm", "verify_every": 3}
 AGAIN = {"dtype": "bf16", "recompute": "norm,swiglu,qkv", "verify_every": 3}
 RANKS = {"2": {"devices": 2, "batch_size": 2}, "2 groups": {"devices": 4, "batch_size": 1, "shard_group": 2}}
 
@@ -75,33 +77,67 @@ def adapted(folder: Path, model: str, targets: str, dtype: torch.dtype = torch.f
     return found.to(dtype)
 
 
-@pytest.mark.parametrize(
-    "model, targets, recompute, chunk",
-    [
-        *(("tied-gqa", each, "none", "0") for each in (*MODULES, "q,v", "k,v,up", ",".join(MODULES))),
-        ("qwen2", "q,k,v,o,down", "norm,swiglu,qkv,attention", "0"),
-        ("qwen3", "q,k,gate,up,down", "block", "0"),
-        ("qwen3", "q,k,gate,up,down", "block:2", "10000"),
-    ],
-)
-def test_gradients_of_peft(build, tmp_path, model, targets, recompute, chunk):
-    ours = adapted(tmp_path, model, targets)
-    tokens = torch.randint(V, (2, T + 1), generator=torch.Generator().manual_seed(2), dtype=torch.int32)
-    batch = {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
-    save_file(batch, tmp_path / "debug_state.safetensors", SETTINGS)
-    logits = ours(input_ids=batch["tokens"].long()).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten().long())
-    loss.backward()
-    found = run_model(build, tmp_path, tmp_path / "out", "f32", recompute, chunk, f"lora=4,6,{targets}")
-    assert found["loss"] == pytest.approx(loss.item(), rel=1e-6)
-    for name, parameter in ours.named_parameters():
+def of_peft(model, batch: dict, scale: float = 1) -> dict[str, np.ndarray]:
+    """The loss and the gradients, a call per document; scale: of the loss in the backward pass."""
+    tokens, targets, first = (batch[name].long() for name in ("tokens", "targets", "first"))
+    losses = []
+    for row in range(2):
+        for begin in first[row].unique():
+            own = first[row] == begin
+            logits = model(input_ids=tokens[row, own][None]).logits[0]
+            losses.append(torch.nn.functional.cross_entropy(logits, targets[row, own], reduction="none"))
+    loss = torch.cat(losses).mean()
+    (loss * scale).backward()
+    found = {"loss": loss.detach().double().numpy().ravel()}
+    for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         gradient = parameter.grad.T if "lora_B" in name else parameter.grad  # as they lie in memory
-        got = found["grad." + name.replace(".default", "")]
-        size = gradient.abs().max().item()
-        np.testing.assert_allclose(got, gradient.numpy().ravel(), rtol=1e-4, atol=2e-6 * size, err_msg=name)
-    assert sum(name.startswith("grad.") for name in found) == sum(p.requires_grad for p in ours.parameters())
+        found["grad." + name.replace(".default", "")] = gradient.double().numpy().ravel() / scale
+    return found
+
+
+def a_batch(folder: Path, documents: bool) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(V, (2, T + 1), generator=generator, dtype=torch.int32)
+    begins = torch.rand(2, T, generator=generator) < (0.3 if documents else 0)
+    first = (begins * torch.arange(T)).cummax(1).values.int()
+    batch = {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
+    save_file(batch | ({"first": first} if documents else {}), folder / "debug_state.safetensors", SETTINGS)
+    return batch | {"first": first}
+
+
+@pytest.mark.parametrize(
+    "model, targets, recompute, chunk, documents",
+    [
+        *(("tied-gqa", each, "none", "0", False) for each in (*MODULES, "q,v", "k,v,up", ",".join(MODULES))),
+        ("qwen2", "q,k,v,o,down", "norm,swiglu,qkv,attention", "0", True),
+        ("qwen3", "q,k,gate,up,down", "block", "0", False),
+        ("qwen3", "q,k,gate,up,down", "block:2", "10000", True),
+    ],
+)
+def test_gradients_of_peft(build, tmp_path, model, targets, recompute, chunk, documents):
+    expected = of_peft(adapted(tmp_path, model, targets), a_batch(tmp_path, documents))
+    found = run_model(build, tmp_path, tmp_path / "out", "f32", recompute, chunk, f"lora=4,6,{targets}")
+    assert found["loss"] == pytest.approx(expected.pop("loss"), rel=1e-6)
+    assert expected.keys() == {name for name in found if name.startswith("grad.")}
+    for name, x in expected.items():
+        np.testing.assert_allclose(found[name], x, rtol=1e-4, atol=2e-6 * abs(x).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_narrow_gradients_of_peft(build, tmp_path, dtype):
+    """With documents, as far from float64 as PEFT in the same type."""
+    scale = 65536 if dtype == "fp16" else 1
+    lora, batch = ("qwen3", ",".join(MODULES)), a_batch(tmp_path, True)
+    theirs, truth = (
+        of_peft(adapted(tmp_path, *lora, type_), batch, scale) for type_ in (DTYPES[dtype], torch.float64)
+    )
+    found = run_model(build, tmp_path, tmp_path / "out", dtype, "norm", "0", f"lora=4,6,{lora[1]}")
+    if dtype == "fp16":
+        found |= {name: x / scale for name, x in found.items() if name.startswith("grad.")}
+    found = {name: x for name, x in found.items() if name in truth}
+    assert first_difference(found, theirs, truth, dtype, {}) == ""
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -130,7 +166,7 @@ def test_codes_are_the_rounded_weights(build, tmp_path, dtype):
     assert [name for name in found if not np.array_equal(found[name], expected[name])] == []
 
 
-@pytest.mark.parametrize("extra", [{}, AGAIN, FP8, E4M3])
+@pytest.mark.parametrize("extra", [{}, AGAIN, FP8, E4M3, FP16])
 def test_frozen_weights_stay(train, data, tmp_path, extra):
     """A resumed run has the bits of one that ran through; only what trains changes and has moments."""
     run = {"freeze": FROZEN, **SHORT, **extra}
@@ -153,6 +189,7 @@ def test_frozen_weights_stay(train, data, tmp_path, extra):
         ({"freeze": "*.q_proj.*"}, "q_proj k_proj one matrix frozen"),
         ({"lora": 4, "lora_targets": "q,gates"}, "--lora-targets q,gates up"),
         (E4M3, "--frozen-dtype fp8 --lora --freeze"),
+        ({"lora": 4, "dtype": "fp16", **E4M3}, "--frozen-dtype fp8 --dtype bf16 found fp16"),
         ({"lora": 4, "lora_targets": "q,q"}, "--lora-targets once q,q"),
         ({"lora": 4, "lora_targets": ""}, "--lora-targets none"),
         ({"lora": 4, "freeze": "*norm*"}, "--freeze *norm* --lora"),
@@ -178,7 +215,7 @@ def base(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("extra", [{"sample_every": 4, "sample_tokens": 3}, AGAIN, AGAIN | E4M3])
+@pytest.mark.parametrize("extra", [{"sample_every": 4, "sample_tokens": 3}, AGAIN, AGAIN | E4M3, FP16])
 def test_a_run_with_adapters(train, data, tmp_path, base, extra):
     """PEFT opens its checkpoints, and computes the program's loss; resuming has the run's bits."""
     peft = pytest.importorskip("peft", reason="the package peft is not installed")

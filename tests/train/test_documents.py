@@ -4,6 +4,7 @@ alone, and runs of the program beside train_llama3.py's. check_documents.cpp has
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -73,8 +74,10 @@ def without_updates(state: dict) -> dict:
     return {name: x for name, x in state.items() if not name.startswith("train.")}
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("case", CASES)
+NARROW = [("documents", "fp16"), ("wide-heads", "fp16"), ("bert", "fp16")]
+
+
+@pytest.mark.parametrize("case, dtype", [*product(CASES, ("f32", "bf16")), *NARROW])
 def test_debug_state(build, states, tmp_path, case, dtype):
     folder, torchs, truth = states(case, dtype)
     ours = without_updates(run_model(build, folder, tmp_path / "state", dtype))
@@ -173,6 +176,21 @@ def test_the_same_losses(train, marked, tmp_path):
     for ops in ("torch", "llamac"):
         ref.train(parse([*reference_flags(out=tmp_path / ops, **marked), "--ops", ops]))
         np.testing.assert_allclose(losses(tmp_path / ops), losses(tmp_path / "c"), rtol=1e-5)
+
+
+def test_adapters_in_fp16(train, marked, tmp_path):
+    """A resumed run has the bits of one that ran through, with documents."""
+    marked = marked | {"lora": 4, "dtype": "fp16", "lr": 0.01, "checkpoint_every": 2}
+    train(*flags(out=tmp_path / "one", **marked))
+    train(*flags(out=tmp_path / "two", **marked, resume=tmp_path / "one/step_000002"))
+    assert of_run(tmp_path / "two")["losses"] == losses(tmp_path / "one")[2:]
+    for path in (tmp_path / "one/step_000004").glob("*.safetensors"):
+        assert path.read_bytes() == (tmp_path / "two/step_000004" / path.name).read_bytes()
+    train(*flags(out=tmp_path / "f32", **marked | {"dtype": "f32"}))
+    same(tmp_path / "one", tmp_path / "f32", 2e-3)
+    train(*flags(out=tmp_path / "off", **marked | {"document_mask": "off"}))
+    with pytest.raises(AssertionError, match="losses"):
+        same(tmp_path / "off", tmp_path / "one", 2e-3)
 
 
 def test_each_rank_masks_its_own_sequences(build, train, marked, tmp_path):
