@@ -101,6 +101,23 @@ void update_and_quantize(Model& m, const Parameter& parameter, const Fp8Codes& c
                                .stream = parameter.rng_stream});
 }
 
+// The end of the parameters from `begin` on that one call of AdamW updates: neighbours in a segment, of a group, on a rank that has
+// all their states, where no random number is a parameter's own. Gaps between them are 0, and stay 0.
+size_t end_of_run(const Model& m, size_t begin) {
+    const std::vector<Parameter>& table = m.parameters.table;
+    const Precision& precision = m.options.precision;
+    const bool is_random =
+        is_narrow(precision.moments) || (is_narrow(precision.weights) && !precision.master);
+    const auto joins = [&](const Parameter& each) {
+        return each.group.update == Update::adamw && each.group.decays == table[begin].group.decays &&
+               each.segment == table[begin].segment && !updated_codes(m, each);
+    };
+    size_t end = begin + 1;
+    if (m.options.sharding.shares_states() || is_random || !joins(table[begin])) return end;
+    while (end < table.size() && joins(table[end])) end++;
+    return end;
+}
+
 }  // namespace
 
 void optimizer_step(Model& m, const AdamW& adamw, uint64_t seed) {
@@ -108,20 +125,23 @@ void optimizer_step(Model& m, const AdamW& adamw, uint64_t seed) {
     fork_exchanges(m);
     sum_squares(m);
     update_fp8_scales(m);
-    for (size_t i = 0; i < table.size(); i++) {
-        const auto [first, count] = m.parameters.held(m.parameters.m, table[i]);
-        switch (table[i].group.update) {
+    for (size_t begin = 0, end; begin < table.size(); begin = end) {
+        end = end_of_run(m, begin);
+        const Parameter &parameter = table[begin], &last = table[end - 1];
+        auto [first, count] = m.parameters.held(m.parameters.m, parameter);
+        if (end > begin + 1) count = last.offset + last.elements() - parameter.offset;
+        switch (parameter.group.update) {
         case Update::none:
             break;
         case Update::adamw:
-            if (const std::optional<Fp8Codes> codes = updated_codes(m, table[i]))
-                update_and_quantize(m, table[i], *codes, adamw, seed);
+            if (const std::optional<Fp8Codes> codes = updated_codes(m, parameter))
+                update_and_quantize(m, parameter, *codes, adamw, seed);
             else if (count > 0)
-                update(m, table[i], first, optimizer_state(m.parameters, table[i], first, count), adamw,
+                update(m, parameter, first, optimizer_state(m.parameters, parameter, first, count), adamw,
                        seed);
         }
-        if (i + 1 == table.size() || table[i + 1].segment != table[i].segment)
-            exchange_updated_weights(m, table[i].segment);
+        if (end == table.size() || table[end].segment != parameter.segment)
+            exchange_updated_weights(m, parameter.segment);
     }
     constexpr int64_t growth_interval = 2000;
     if (m.loss_scale.data)

@@ -479,6 +479,21 @@ TEST(check_abandoned) {
     }
 }
 
+// Neighbours are one call, unless a parameter has random numbers of its own.
+TEST(check_calls_of_adamw) {
+    for (const auto& [words, expected] :
+         {std::pair{Words{}, 10}, {Words{"--lora", "4"}, 2}, {precisions[2], 20}}) {
+        Trainer t(small_run(words), 0);
+        int calls = 0;
+        const Observer observer =
+            observe_calls([&](const Call& call, const Variant&) { calls += call.op->name == "adamw"; });
+        t.model.context.observer = &observer;
+        t.start_step();
+        t.finish_step();
+        check(calls == expected, std::to_string(calls) + " calls of adamw");
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {

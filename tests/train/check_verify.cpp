@@ -184,7 +184,7 @@ std::vector<Fault> faults(bool master, int norms) {
         {"m between the passes", embedding, 3, in(&P::m, down, 15), {"the first moment of " + down, kept}},
         {"v in the first pass", embedding, 2, in(&P::v, down, 1), {"the second moment of " + down, kept}},
         {"v between the updates", "adamw", 20, in(&P::v, down, -2), {"the new weight of " + down, twice}},
-        {"a new first moment", "adamw", 38, in(&P::m, down, 2), {"the new first moment of " + down, twice}},
+        {"a new first moment", "adamw", 30, in(&P::m, down, 2), {"the new first moment of " + down, twice}},
         {"the norm", norm, norms + 2, squares, {"the norm of all gradients", twice}},
     };
     if (master)
