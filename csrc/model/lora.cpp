@@ -23,7 +23,7 @@ const Tensor& low_of(const Model& m, int64_t layer, const LinearRow& row) {
     return m.lora->low[place];
 }
 
-// A target's block of a matrix [targets·rank, out] of its linear.
+// A target's block of a matrix [width, out] of its linear.
 Tensor block_of(const Tensor& matrix, const LoraTarget& target, int64_t rank) {
     Tensor block = matrix;
     block.data = static_cast<char*>(matrix.data) +

@@ -2,9 +2,9 @@
 //
 //   out = x · weightᵀ + scale · (x · Aᵀ) · Bᵀ,   A [rank,in], B [out,rank], scale = alpha / rank
 //
-// A fused linear has an A and a B per target of it (parameters.h). The As are one matrix, [targets·rank, in]. The Bs are copied,
-// times the scale, into a block-diagonal matrix [targets·rank, out] before they enter a product, so that the adapters of a linear
-// take as many products as those of one target.
+// A fused linear has an A and a B per target of it (parameters.h). The As are one matrix [width, in]: targets·rank rows, and
+// zeros up to a multiple of 8. The Bs are copied, times the scale, into a block-diagonal matrix [width, out] before they enter a
+// product, so that the adapters of a linear take as many products as those of one target.
 #pragma once
 #include <array>
 #include <vector>
@@ -15,9 +15,9 @@ namespace llamac {
 
 struct LoraState {
     std::vector<LoraTarget> targets;
-    // By the rows of block_linears: scale · Bᵀ of the layer at hand, [targets·rank, out], with zeros beside its blocks.
+    // By the rows of block_linears: scale · Bᵀ of the layer at hand, [width, out], with zeros beside its blocks.
     std::array<Tensor, block_linears.size()> b;
-    std::vector<Tensor> low;  // x · Aᵀ [N, targets·rank], by micro-batch, layer and row
+    std::vector<Tensor> low;  // x · Aᵀ [N, width], by micro-batch, layer and row
     Tensor dlow;              // the gradient of one of them
     Tensor db;                // of one of `b`, beside its blocks, too
     Tensor base;              // f64 [4]: the hashes of the frozen weights, and of their codes

@@ -17,6 +17,8 @@ namespace {
 
 constexpr int64_t alignment = 64;   // elements: 128 bytes of bf16
 constexpr int64_t shard_rows = 16;  // of a matrix: a shard has a multiple
+// The rows of the As of a linear: libraries multiply rows of 16 bytes. Those that rank does not fill are zeros and stay so.
+constexpr int64_t lora_multiple = 8;
 
 int64_t round_up(int64_t value, int64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
@@ -219,9 +221,16 @@ std::vector<LoraTarget> lora_targets(const Config& c, const Lora& lora) {
 std::vector<ParameterRow> adapter_parameters(const Config& c, BlockParameters& p, const Lora& lora) {
     std::vector<ParameterRow> rows;
     const std::vector<LoraTarget> targets = lora_targets(c, lora);
-    for (const LoraTarget& t : targets)
-        rows.push_back(
-            {std::string(t.module) + ".lora_A.weight", &(p.*t.adapter).a, {lora.rank, t.inputs}, adapters_a});
+    for (const LoraTarget& t : targets) {
+        const int64_t width = lora.rank * std::ranges::count(targets, t.adapter, &LoraTarget::adapter);
+        rows.push_back({std::string(t.module) + ".lora_A.weight",
+                        &(p.*t.adapter).a,
+                        {lora.rank, t.inputs},
+                        adapters_a,
+                        true,
+                        false,
+                        round_up(width, lora_multiple) - width});
+    }
     for (const LoraTarget& t : targets)
         rows.push_back({std::string(t.module) + ".lora_B.weight",
                         &(p.*t.adapter).b[t.index],

@@ -479,6 +479,23 @@ TEST(check_abandoned) {
     }
 }
 
+// Products have 8 columns per rank or more, of which those that no adapter fills stay 0.
+TEST(check_rank_of_3) {
+    Trainer t(small_run({"--lora", "3"}), 0);
+    const Observer observer = observe_calls([&](const Call& call, const Variant&) {
+        if (call.op->name.starts_with("matmul")) check(call["C"] % 8 == 0 && call["K"] % 8 == 0);
+    });
+    t.model.context.observer = &observer;
+    train(t);
+    const Parameters& p = t.model.parameters;
+    const Tensor a = p.weight(p.blocks[1].qkv_adapter.a);
+    check(a.shape[0] == 16 && a.shape[1] == 64);
+    for (int64_t row = 0; row < a.shape[0]; row++) {
+        const float* const values = a.as<float>() + row * a.shape[1];
+        check(std::all_of(values, values + a.shape[1], [](float x) { return x == 0; }) == (row >= 9));
+    }
+}
+
 // Neighbours are one call, unless a parameter has random numbers of its own.
 TEST(check_calls_of_adamw) {
     for (const auto& [words, expected] :
