@@ -134,18 +134,22 @@ Bits in_stages(const Config& config, ModelOptions options, int64_t k) {
     return bits;
 }
 
-TEST(check_stages) {
-    for (const Case& c : cases) {
-        const Config config = small_model(c.type);
-        const Bits one = whole(config, options_of(c));
-        for (const int64_t k : {1, 2, 3}) {
-            const Bits two = in_stages(config, options_of(c), k);
-            check(two.size() == one.size(), c.name + ": as many gradients");
-            for (const auto& [name, bits] : one)
-                check(two.contains(name) && two.at(name) == bits,
-                      c.name + ", layers from " + std::to_string(k) + " on: " + name);
-        }
+void check_stages_of(const std::string& name, const Config& config, const ModelOptions& options) {
+    const Bits one = whole(config, options);
+    for (const int64_t k : {1, 2, 3}) {
+        const Bits two = in_stages(config, options, k);
+        check(two.size() == one.size(), name + ": as many gradients");
+        for (const auto& [tensor, bits] : one)
+            check(two.contains(tensor) && two.at(tensor) == bits,
+                  name + ", layers from " + std::to_string(k) + " on: " + tensor);
     }
+}
+
+TEST(check_stages) {
+    for (const Case& c : cases) check_stages_of(c.name, small_model(c.type), options_of(c));
+    ModelOptions adapters = options_of(cases[3]);
+    adapters.frozen = {"*"}, adapters.lora = {4, 8, {"q", "v", "gate", "down"}};
+    check_stages_of("adapters", small_model("llama"), adapters);
 }
 
 // What trains has the gradients that it has in the whole model; what does not has no memory of training, and stays as it is.
