@@ -117,7 +117,16 @@ TEST(check_loss_scale) {
             check(counts[0] == 1 && counts[1] == 3, "one good step since; the next one is AdamW's third");
         }
         check(state_of(t.model) == state_of(resumed.model), "a resumed run has other bits");
+        Trainer other(small_run(with(words, {"--resume", out + "/step_000002", "--loss-scale", "512"})), 0);
+        other.start_step();
+        check(other.finish_step().loss_scale == 512, "a fixed scale is the flag's");
     }
+    Trainer diverged(small_run({"--dtype", "fp16"}), 0);
+    const float low = 0x1p-13f;
+    copy_bytes(diverged.model.loss_scale.data, &low, sizeof low);
+    check(spoiled_step(diverged, false, inf).skipped);
+    refused("an overflow at the least scale", {"step 2: ", "the run has diverged"},
+            [&] { spoiled_step(diverged, false, inf); });
     Trainer fixed(small_run({"--dtype", "fp16", "--loss-scale", "1024"}), 0);
     refused("an overflow at a fixed scale", {"step 1: ", "1024", "--loss-scale 0"},
             [&] { spoiled_step(fixed, false, inf); });
