@@ -130,11 +130,13 @@ uint64_t permute(uint64_t index, uint64_t size, uint64_t seed, uint64_t epoch) {
 }
 
 void Masking::apply(int64_t place, int64_t T, int32_t* tokens, int32_t* targets) const {
+    bool in_word = false, is_chosen = false;
     for (int64_t t = 0; t < T; t++) {
         const Philox random = random_block(seed, 0, masking_stream, place * T + t);
-        const bool is_predicted = uniform(random.bits[0]) < probability && targets[t] != ignore_index &&
-                                  !special[static_cast<size_t>(tokens[t])];
-        if (!is_predicted) {
+        const auto id = static_cast<size_t>(tokens[t]);
+        if (!in_word || !continues[id]) is_chosen = uniform(random.bits[0]) < probability;
+        in_word = !continues.empty() && !special[id];
+        if (!is_chosen || targets[t] == ignore_index || special[id]) {
             targets[t] = ignore_index;
             continue;
         }

@@ -54,6 +54,8 @@ struct Masking {
     int32_t token = -1;
     std::vector<bool> special;  // [V]: tokens that are neither predicted nor drawn
     uint64_t seed = 0;
+    // [V]: tokens that are predicted where the token before is, as parts of its word; empty: none.
+    std::vector<bool> continues = {};
 
     // Of the T tokens of sequence `place`; targets: the same tokens, or ignore_index, which also becomes that of others.
     void apply(int64_t place, int64_t T, int32_t* tokens, int32_t* targets) const;

@@ -272,13 +272,13 @@ using Ids = py::array_t<int32_t, py::array::c_style>;
 void read_micro_batch(const std::string& pattern, int64_t seq_len, int64_t vocab_size, int64_t batch_size,
                       int64_t accumulation, uint64_t seed, int64_t step, int64_t micro, int64_t rank,
                       int64_t world, Ids tokens, Ids targets, int64_t skip, double probability, int32_t mask,
-                      const std::vector<bool>& special) {
+                      const std::vector<bool>& special, const std::vector<bool>& continues) {
     for (const Ids& ids : {tokens, targets})
         if (ids.size() != batch_size * seq_len)
             fail("an array of token ids: expected ", batch_size, " x ", seq_len, " elements, found ",
                  ids.size());
     Loader loader(pattern, seq_len, vocab_size, batch_size, accumulation, seed);
-    if (!special.empty()) loader.masking = Masking{probability, mask, special, seed};
+    if (!special.empty()) loader.masking = Masking{probability, mask, special, seed, continues};
     loader.micro_batch(step, micro, rank, world, tokens.mutable_data(), targets.mutable_data(), skip);
 }
 
@@ -377,7 +377,9 @@ PYBIND11_MODULE(_native, m) {
           py::arg("batch_size"), py::arg("accumulation"), py::arg("seed"), py::arg("step"), py::arg("micro"),
           py::arg("rank"), py::arg("world"), py::arg("tokens"), py::arg("targets"), py::arg("skip") = 0,
           py::arg("probability") = 0.0, py::arg("mask") = 0, py::arg("special") = std::vector<bool>(),
-          "Fills tokens and targets [B,T], as the program draws them; special [V]: those of masked tokens.");
+          py::arg("continues") = std::vector<bool>(),
+          "Fills tokens and targets [B,T], as the program draws them; special, continues [V]: those of "
+          "masked tokens.");
     m.def("spikes", &find_spikes, py::arg("losses"), py::arg("grad_norms"),
           "(step, quantity, found, expected, allowed) of every spike.");
 }

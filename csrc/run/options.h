@@ -48,6 +48,7 @@ struct Options {
     std::optional<std::string> tokenizer;
     bool document_mask;
     double mlm_probability;
+    bool mlm_whole_words;
     int64_t mask_token;
     int64_t seq_len, batch_size, total_batch_size, seed, data_skip;
 

@@ -100,6 +100,16 @@ Masking masking_of(const Options& o, const Config& config, const std::optional<T
                           : "no tokenizer; --tokenizer FILE names it");
     for (const int64_t id : {int64_t{m.token}, config.pad.value_or(-1)}) take(id);
     if (tokenizer) take(tokenizer->marks.begin), take(tokenizer->marks.end);
+    if (!o.mlm_whole_words) return m;
+    const auto begins_word = [](const std::string& token) { return token.starts_with(' '); };
+    if (!tokenizer || std::ranges::none_of(tokenizer->tokens, begins_word))
+        fail(
+            "--mlm-whole-words on: expected the tokenizer of the data, with tokens that begin with a space, "
+            "found ",
+            tokenizer ? "no such token in " + tokenizer->path : "none; --tokenizer FILE names it");
+    m.continues.resize(m.special.size());
+    for (size_t id = 0; id < std::min(m.special.size(), tokenizer->tokens.size()); id++)
+        m.continues[id] = !m.special[id] && !begins_word(tokenizer->tokens[id]);
     return m;
 }
 

@@ -196,13 +196,15 @@ MASKING_STREAM = 0xFFFFFFFE
 class Masking:
     """Which tokens an encoder predicts (Devlin et al., "BERT", 2018): each with a probability; of these, 80%
     are replaced by `token`, 10% by a random one, and 10% stay. Random numbers are of the token's place in
-    the data's order. special: bool [V], tokens that are neither predicted nor drawn.
+    the data's order. special: bool [V], tokens that are neither predicted nor drawn. continues: bool [V],
+    tokens that are predicted where the token before is, as parts of its word; None: none.
     """
 
     probability: float
     token: int
     special: np.ndarray
     seed: int
+    continues: np.ndarray | None = None
 
     def apply(self, place: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(tokens, targets) of the tokens [T] of sequence `place`."""
@@ -211,6 +213,9 @@ class Masking:
             random.bits(self.seed, 0, MASKING_STREAM, 4 * T, 4 * place * T).reshape(T, 4).astype(np.uint64)
         )
         predicted, kind = (words[:, :2].T + 0.5) * 2.0**-32
+        if self.continues is not None:  # the number of a word's first token is that of all
+            begins = ~self.continues[tokens] | np.append(True, self.special[tokens[:-1]])
+            predicted = predicted[np.maximum.accumulate(np.where(begins, np.arange(T), 0))]
         is_predicted = (predicted < self.probability) & ~self.special[tokens]
         drawn = (words[:, 2] * V >> 32).astype(np.int32)
         masked = np.where(kind < 0.8, self.token, tokens)

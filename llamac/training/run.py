@@ -118,7 +118,17 @@ class Batches:
         }
         special |= {tokenizer.bos, tokenizer.eos} if tokenizer else set()
         found = np.isin(np.arange(config.vocab_size), [id for id in special if id is not None])
-        return Masking(o.mlm_probability, mask, found, o.seed)
+        continues = None
+        if o.mlm_whole_words == "on":
+            if not any(token.startswith(b" ") for token in tokens):
+                expected = "the tokenizer of the data, with tokens that begin with a space"
+                where = (
+                    f"no such token in {tokenizer.path}" if tokenizer else "none; --tokenizer FILE names it"
+                )
+                raise InputError(f"--mlm-whole-words on: expected {expected}, found {where}")
+            inside = [id for id, token in enumerate(tokens) if not token.startswith(b" ")]
+            continues = np.isin(np.arange(config.vocab_size), inside) & ~found
+        return Masking(o.mlm_probability, mask, found, o.seed, continues)
 
     def of_step(self, step: int) -> list[tuple[Tensor, ...]]:
         """Of each micro-batch of a step (1, 2, …) tokens and targets, int64[B,T]; with --document-mask on

@@ -266,21 +266,23 @@ def test_micro_batches(tmp_path, vocab, rank, world):
             assert np.array_equal(ours, loader.micro_batch(step + (micro + 1) // A, (micro + 1) % A))
 
 
-@pytest.mark.parametrize("rank, world", [(0, 1), (1, 3)])
-def test_masked_tokens(tmp_path, rank, world):
+@pytest.mark.parametrize("rank, world, words", [(0, 1, False), (1, 3, False), (1, 2, True)])
+def test_masked_tokens(tmp_path, rank, world, words):
     """The same in C and Python, and of any number of ranks and batch; 15% of tokens that are not special, of
-    which 80% become the mask, 10% another token, and 10% stay."""
+    which 80% become the mask, 10% another token, and 10% stay. Of whole words all tokens, or none."""
     V, T, seed = 50, 128, 7
     tokens = np.random.default_rng(0).integers(V, size=300 * T + 1).astype(np.uint32)
     write_bin(tmp_path / "t.bin", tokens, V)
     special = np.arange(V) < 5
-    masking = Masking(0.15, 4, special, seed)
+    continues = np.arange(V) >= 30
+    masking = Masking(0.15, 4, special, seed, continues if words else None)
     pattern, B = str(tmp_path / "t.bin"), 4
     plain, loader = (Loader(pattern, T, V, B, 1, rank, world, seed, each) for each in (None, masking))
     found = []
     for step in range(75):
         ours = np.full((2, B, T), -1, np.int32)
         how = {"probability": 0.15, "mask": 4, "special": special.tolist()}
+        how |= {"continues": continues.tolist()} if words else {}
         _native.micro_batch(pattern, T, V, B, 1, seed, step, 0, rank, world, *ours, **how)
         assert np.array_equal(ours, loader.micro_batch(step, 0))
         found.append((plain.micro_batch(step, 0)[0], *ours))
@@ -288,6 +290,8 @@ def test_masked_tokens(tmp_path, rank, world):
     chosen = targets != IGNORED
     assert np.array_equal(targets[chosen], before[chosen]) and np.array_equal(before[~chosen], after[~chosen])
     assert not special[targets[chosen]].any() and not special[after[chosen & (after != 4)]].any()
+    inner = continues[before[..., 1:]] & ~special[before[..., :-1]]  # of the word of the token before
+    assert (chosen[..., 1:] == chosen[..., :-1])[inner].all() == words
     share, masked, kept = chosen[~special[before]].mean(), (after == 4)[chosen], (after == before)[chosen]
     assert share == pytest.approx(0.15, abs=0.007)
     assert masked.mean() == pytest.approx(0.8, abs=0.02) and kept.mean() == pytest.approx(0.11, abs=0.02)

@@ -24,7 +24,7 @@ from run import (
     tensors,
     trainer_flags,
 )
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import llamac
 from llamac.base.errors import InputError
@@ -143,8 +143,6 @@ def test_narrow_gradients_of_peft(build, tmp_path, dtype):
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_codes_are_the_rounded_weights(build, tmp_path, dtype):
     """Frozen weights in fp8 have the bits of a model whose matrices are the codes' values."""
-    from safetensors.torch import load_file
-
     rounded = tmp_path / "rounded"
     for folder in (tmp_path, rounded):
         adapted(folder, "qwen3", "q,v,gate,down")
@@ -277,13 +275,16 @@ def test_adapters_that_cannot_be_merged(tmp_path, change, words):
     assert not (tmp_path / "out").exists()
 
 
-def test_adapters_of_another_model(train, data, tmp_path, base):
-    train(*flags(data, tmp_path / "one", model=base, **ADAPTERS))
+@pytest.mark.parametrize("extra", [{}, E4M3])
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_adapters_of_another_model(train, data, tmp_path, base, name, extra):
+    run = ADAPTERS | extra
+    train(*flags(data, tmp_path / "one", model=base, **run))
     other = shutil.copytree(base, tmp_path / "other")
-    damage = bytearray((other / "model.safetensors").read_bytes())
-    damage[-2] ^= 1
-    (other / "model.safetensors").write_bytes(damage)
-    run = ADAPTERS | {"model": other, "resume": tmp_path / "one/step_000004"}
+    weights = load_file(other / "model.safetensors")
+    weights[name][-1] *= -1
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    run |= {"model": other, "resume": tmp_path / "one/step_000004"}
     line = one_line(train(*flags(data, tmp_path / "two", **run), code=2))
     assert str(other) in line and "found others" in line
 

@@ -29,12 +29,13 @@ from run import (
     reference_flags,
     timed_events,
 )
+from tokenizers import Tokenizer, decoders, models
 from transformers import BertConfig, BertForPreTraining
 
 from llamac import __version__, reference
 from llamac.base import random
 from llamac.base.errors import InputError
-from llamac.data import read_bin, write_bin
+from llamac.data import read_bin, tokenizer, write_bin
 from llamac.data.vocabulary import Vocabulary
 from llamac.data.vocabulary import write as write_vocabulary
 from llamac.inference import Inference
@@ -207,17 +208,34 @@ def test_an_encoder_predicts_masked_tokens(train, data, tmp_path):
     with torch.random.fork_rng():
         theirs = BertForPreTraining(BertConfig.from_pretrained(ROOT / "tests/models/bert.json"))
     theirs.save_pretrained(source)
-    line = {"model": source, "mask_token": 4, "sample_every": 1, "val_every": 4}
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    names += [f"{'##' * (id % 3 == 0)}{id}" for id in range(len(names), V)]
+    made = Tokenizer(models.WordPiece({name: id for id, name in enumerate(names)}, unk_token="[UNK]"))
+    made.decoder = decoders.WordPiece()
+    made.add_special_tokens(names[:5])
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "pieces").mkdir()
+    tokenizer.load(tmp_path).write_beside_tokens(tmp_path / "pieces")
+    words = {"tokenizer": tmp_path / "pieces/tokenizer.vocab", "mlm_whole_words": "on"}
+    line = {"model": source, "sample_every": 1, "val_every": 4} | words
     said = train(*flags(data, tmp_path / "out", **line)).stdout
     assert "does not use" not in said
     reference.train(parse([*reference_flags(data, tmp_path / "ref", **line)]))
     np.testing.assert_allclose(losses(tmp_path / "out"), losses(tmp_path / "ref"), rtol=1e-5)
+    train(*flags(data, tmp_path / "off", **line | {"mlm_whole_words": "off"}))
+    assert losses(tmp_path / "off") != losses(tmp_path / "out")
     saved = BertForPreTraining.from_pretrained(tmp_path / "out/step_000008").state_dict()
     for name, x in theirs.state_dict().items():
         kept = name.startswith(("bert.pooler", "cls.seq_relationship"))
         assert torch.equal(x, saved[name]) == kept or "position_ids" in name, name
     refused = train(*flags(data, tmp_path / "no", model=source), code=2).stderr
     assert "--mask-token auto: expected the id of the token that replaces" in one_line(refused)
+    line |= {"mask_token": 4, "tokenizer": "none"}
+    refused = train(*flags(data, tmp_path / "no", **line), code=2).stderr
+    assert "--mlm-whole-words on: expected the tokenizer of the data, with" in one_line(refused)
+    with pytest.raises(InputError, match=one_line(refused).removeprefix("train_llama3: ")):
+        reference.train(parse([*reference_flags(data, tmp_path / "ref", **line)]))
+    line |= {"mlm_whole_words": "off"}
     refused = train(*flags(data, tmp_path / "no", **line, eval_tasks="a.questions"), code=2).stderr
     assert "--eval-tasks a.questions: expected a causal model, found one of type bert" in one_line(refused)
     with pytest.raises(InputError, match="a model of type bert is not causal: it generates no text"):
