@@ -94,11 +94,11 @@ def test_completion_in_bash(line, found, build):
 
 
 def test_commands_of_the_package():
-    """Each is in docs/python.md and has a module with main(); no other module runs as one."""
-    described = (ROOT / "docs/python.md").read_text()
-    assert set(re.findall(r"`llamac ([a-z-]+)", described)) <= set(COMMANDS)
+    """Each has a module with main(); no other module runs as one; no page names another command."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = {name for page in pages for name in re.findall(r"`llamac ([a-z-]+)", page.read_text())}
+    assert named <= set(COMMANDS)
     for name, (_, module, _) in COMMANDS.items():
-        assert f"llamac {name}" in described
         path = ROOT / "llamac" / f"{module.replace('.', '/')}.py"
         assert "\ndef main(" in path.read_text() and f"\n  llamac {name} " in usage()
     sources = [p.name for p in (ROOT / "llamac").rglob("*.py") if '__name__ == "__main__"' in p.read_text()]
