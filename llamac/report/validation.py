@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llamac.base.arguments import Parser
 from llamac.base.errors import InputError, printable
-from llamac.base.files import open_file, parse_json, read_text, write_text
+from llamac.base.files import open_file, parse_json, write_text
 from llamac.base.version import provenance_text
 
 FORMAT = "llamac validation 1"
@@ -91,75 +91,15 @@ def render(validation: Validation) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-# Of the table of validated machines: a column, and the stages whose worst result it has, of those that ran.
-COLUMNS = {
-    "kernels": r"tiles|kernels|memory",
-    "tests": r"tests",
-    "losses": r"losses",
-    "several devices": r"devices",
-    "profile": r"profile",
-    "training": r"train.*",
-}
-WORST_FIRST = ("failed", "time was over", "passed", "left out")
-BEGIN, END = "<!-- validated machines: written by llamac.report -->\n", "<!-- end -->\n"
-HEADING = f"| machine | commit | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}\n"
-
-
 def device_of(results: dict) -> str:
     return results["devices"][0] if results["devices"] else results["platform"]
-
-
-def machine_of(results: dict) -> str:
-    return device_of(results).split(",")[0].replace("|", "/")
-
-
-def row(results: dict) -> str:
-    """The machine in the table of validated machines."""
-    cells = []
-    for pattern in COLUMNS.values():
-        found = {r["status"] for r in results["stages"] if re.fullmatch(pattern, r["stage"])}
-        cells.append(next((status for status in WORST_FIRST if status in found), "not run"))
-    quick = ", quick" if any(record.get("quick") for record in results["stages"]) else ""
-    return (
-        f"| {machine_of(results)} | {results['commit']}, {results['date']}{quick} | {' | '.join(cells)} |\n"
-    )
-
-
-def with_row(text: str, results: dict) -> str:
-    """A page's text with the machine's row in that table, in place of an older one."""
-    before, begin, rest = text.partition(BEGIN)
-    table, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"expected {BEGIN.strip()} and {END.strip()}, found none")
-    rows = [
-        line
-        for line in table.splitlines(keepends=True)[2:]
-        if not line.startswith(f"| {machine_of(results)} |")
-    ]
-    return before + begin + HEADING + "".join(sorted([*rows, row(results)])) + end + after
-
-
-def write_row(validation: Validation, page: Path) -> None:
-    """Writes the machine's row into the table of validated machines in a page."""
-    text = read_text(page)
-    try:
-        text = with_row(text, validation.results)
-    except ValueError as error:
-        raise InputError(f"{page}: {error}") from None
-    write_text(page, text)
 
 
 def main(arguments: list[str]) -> None:
     parser = Parser("report validation", "Render the archive of `make validate` as markdown.")
     parser.add_argument("archive", type=Path, metavar="FILE", help="validation.tar.gz")
-    where = parser.add_mutually_exclusive_group().add_argument
-    where("--to", type=Path, metavar="FILE", help="file to write [standard output]")
-    row = "writes the machine's row into the table of PAGE, docs/benchmarks/README.md"
-    where("--row", type=Path, metavar="PAGE", help=row)
+    parser.add_argument("--to", type=Path, metavar="FILE", help="file to write [standard output]")
     args = parser.parse_args(arguments)
-    if args.row:
-        write_row(read(args.archive), args.row)
-        return
     text = render(read(args.archive))
     if not args.to:
         print(printable(text), end="")

@@ -162,41 +162,6 @@ def test_what_a_stage_found(log, found):
     assert validation._found({"status": "passed"}, f"begin\n{log}\nend\n") == found
 
 
-def results(device: str, commit: str, **stages: str) -> dict:
-    records = [{"stage": name.replace("_", "-"), "status": status} for name, status in stages.items()]
-    made = {"devices": [device], "platform": "nvidia", "commit": commit, "date": "2026-11-25"}
-    return made | {"stages": records}
-
-
-def test_the_row_of_a_machine():
-    """The worst of each column's stages; a new validation takes the old one's place."""
-    index = f"before\n{validation.BEGIN}{validation.HEADING}{validation.END}after\n"
-    h200 = results("NVIDIA H200, 139 GiB", "aaa", tiles="passed", kernels="time was over", memory="left out",
-                   losses="failed", train_1b="passed", train_8b="passed",
-                   profile="passed")  # fmt: skip
-    row = "| NVIDIA H200 | aaa, 2026-11-25 "
-    row += "| time was over | not run | failed | not run | passed | passed |\n"
-    assert validation.row(h200) == row
-    once = validation.with_row(index, h200)
-    assert once == f"before\n{validation.BEGIN}{validation.HEADING}{row}{validation.END}after\n"
-    both = validation.with_row(once, results("AMD EPYC", "bbb", tests="passed"))
-    assert both.index("| AMD EPYC |") < both.index(row)
-    again = validation.with_row(both, h200 | {"commit": "ccc"})
-    assert again == both.replace("aaa", "ccc")
-    with pytest.raises(ValueError, match="expected <!-- validated machines"):
-        validation.with_row("no table", h200)
-
-
-def test_the_row_in_a_page(command, machine, capsys):
-    command({"kernels": Stage([python("")]), "tests": Stage([], without="x")}, "--quick")
-    archive, page = machine.out / "validation.tar.gz", machine.out.parent / "page.md"
-    with pytest.raises(InputError, match=r"page.md: cannot open: No such file"):
-        validation.main([str(archive), "--row", str(page)])
-    page.write_text((ROOT / "docs/benchmarks/README.md").read_text())
-    validation.main([str(archive), "--row", str(page)])
-    assert ", quick | passed | left out | not run |" in page.read_text()
-
-
 def test_no_archive(tmp_path):
     (tmp_path / "x").write_bytes(b"no archive")
     with tarfile.open(tmp_path / "other", "w:gz") as tar:
