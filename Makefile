@@ -34,8 +34,8 @@ VENV      = .venv/bin/python
 PIP       = $(VENV) -m pip --disable-pip-version-check --quiet install
 SETUP     = PYTHON='$(PYTHON)' PLATFORM='$(PLATFORM)' GPUS='$(GPUS)' TOOLKIT='$(TOOLKIT)' TORCH='$(TORCH)' dev/setup.sh
 # Side by side: a thread each, but where a test says otherwise. What measures a GPU's memory is not among them.
-# One more worker than cores: some tests wait.
-PYTEST    = OMP_NUM_THREADS=1 $(VENV) -m pytest -q -n $$(($(JOBS) + 1)) --maxprocesses 8
+# One more worker than cores: some tests wait. A worker has whole files, whose fixtures are made once, until another is idle.
+PYTEST    = OMP_NUM_THREADS=1 $(VENV) -m pytest -q -n $$(($(JOBS) + 1)) --maxprocesses 8 --dist worksteal
 
 # Ninja compiles again what a kill left half written; a tree that another generator made is kept.
 export CMAKE_GENERATOR ?= Ninja
