@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from llamac.base.arguments import Parser, check_least
+from llamac.base.arguments import Parser
 from llamac.base.files import write_text
 from llamac.report import content, export, page, serve, validation
 from llamac.report.log import read
@@ -24,13 +24,11 @@ def _arguments() -> argparse.Namespace:
     add("--serve", type=int, nargs="?", const=8000, metavar="PORT", help=follow)
     parser.path("--tensorboard", "write TensorBoard events to DIR", "DIR")
     parser.switch("--follow", "follow a live run and export it, until Ctrl-C")
-    parser.integer("--devices", "devices of the run, for rates per device [from the log]")
     args = parser.parse_args()
     if args.tensorboard and (args.to or args.serve is not None):
         parser.error("an export writes no page: leave out --to and --serve")
-    if not args.tensorboard and (args.follow or args.devices is not None):
-        parser.error("--follow and --devices belong to --tensorboard")
-    check_least(args, devices=1)
+    if args.follow and not args.tensorboard:
+        parser.error("--follow belongs to --tensorboard")
     if args.serve is not None and not 0 <= args.serve <= 65535:
         parser.error(f"--serve: expected a port from 0 to 65535, found {args.serve}")
     return args
@@ -42,7 +40,7 @@ def main() -> None:
     args = _arguments()
     runs = dict(zip(labels(args.out), map(read, args.out)))
     if args.tensorboard:
-        export.export(runs, args)
+        export.export(runs, args.tensorboard, args.follow)
         return
     if args.serve is not None:
         serve.serve(runs, args.serve)

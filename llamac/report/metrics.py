@@ -47,12 +47,12 @@ class Row:
     texts: dict[str, str]
 
 
-def rows(log: RunLog, devices: int | None = None, after: int = -1) -> Iterator[Row]:
-    """In the order of steps, those behind `after`. Numbers that are not finite are left out. devices: of the
-    run; by default the ranks in the log, or 1 in a log that does not say."""
+def rows(log: RunLog, after: int = -1) -> Iterator[Row]:
+    """In the order of steps, those behind `after`. Numbers that are not finite are left out. Rates are
+    divided by the ranks in the log, 1 in a log that does not say."""
     step = log.columns["step"]
     first = int(np.searchsorted(step, after, side="right"))
-    ranks = np.full(step.size, float(devices)) if devices else log.of_run("ranks")
+    ranks = log.of_run("ranks")
     ranks = np.where(ranks >= 1, ranks, 1.0)[first:]
     names = [*STEP_METRICS, TOKENS]
     columns = [

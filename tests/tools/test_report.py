@@ -305,7 +305,7 @@ def test_events_of_odd_types_are_left_out(tmp_path):
     assert "validation" not in found["runs"][0]["curves"] and found["runs"][0]["samples"] == []
     assert found["runs"][0]["ranks"]["readings"] == {}
     page.as_json(found)
-    assert [row.step for row in metrics.rows(log, 1)] == [1]
+    assert [row.step for row in metrics.rows(log)] == [1]
 
 
 # The page
@@ -358,7 +358,6 @@ def test_the_command(tmp_path, monkeypatch, capsys, library):
         ["--follow"],
         ["--tensorboard", "x", "--serve"],
         ["--serve", "70000"],
-        ["--tensorboard", "x", "--devices", "0"],
     ):
         with pytest.raises((SystemExit, InputError)):
             program_of(monkeypatch, tmp_path / "a", *wrong)
@@ -436,28 +435,27 @@ def test_serve(tmp_path, library):
 
 def test_metrics(tmp_path):
     log = read(write(tmp_path, a_run()))
-    found = {row.step: row for row in metrics.rows(log, devices=2)}
+    found = {row.step: row for row in metrics.rows(log)}
     assert list(found) == list(range(51))
     assert found[0].numbers == {"validation_metrics/loss": 8.3}
     last = found[50]
     assert last.numbers["loss_metrics/global_avg_loss"] == 2 + 6 / 50 and last.texts == {"sample": "Once"}
-    assert last.numbers["throughput(tps)"] == 4096 and last.numbers["tflops"] == 0.05  # of each device
+    assert last.numbers["throughput(tps)"] == 8192 and last.numbers["tflops"] == 0.1
     assert last.numbers["n_tokens_seen"] == 25 * (2048 + 4096) and "mfu(%)" not in last.numbers
     assert last.numbers["evaluation/piqa/accuracy_norm"] == 0.6
     assert last.numbers["time_metrics/end_to_end(s)"] == 0.25
     assert last.seconds - found[0].seconds == pytest.approx(12.5, abs=0.3)
-    assert [row.step for row in metrics.rows(log, 1, after=48)] == [49, 50]
+    assert [row.step for row in metrics.rows(log, after=48)] == [49, 50]
 
 
 def test_rates_are_per_device(tmp_path):
-    """Of the ranks in the log, which a resumed run may have others of; --devices overrides them."""
+    """Of the ranks in the log, which a resumed run may have others of."""
     events = [run_event(ranks=2), step_event(2), run_event(ranks=4), step_event(3)]
     old = run_event()
     del old["ranks"]  # as older logs are
     log = read(write(tmp_path, [old, step_event(1), *events]))
     assert [row.numbers["throughput(tps)"] for row in metrics.rows(log)] == [8192, 4096, 2048]
     assert [row.numbers["tflops"] for row in metrics.rows(log, after=1)] == [0.05, 0.025]
-    assert [row.numbers["throughput(tps)"] for row in metrics.rows(log, devices=8)] == [1024] * 3
 
 
 @pytest.mark.program
