@@ -205,6 +205,7 @@ def test_faults_are_seen(judge):
     assert len(faults) == len(expected), faults
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", CHIPS)
 def test_matrix_kernels_pass(judge, arch):
     assert judge(HEADER + MATRIX + CLEAN_MATRIX, "--arch", arch)[:2] == (0, [])
@@ -227,6 +228,7 @@ def test_faults_of_matrix_kernels_are_seen(judge, arch):
     ]
 
 
+@pytest.mark.slow
 def test_fewest_waves_are_a_choice(judge):
     greedy = '__global__ void __launch_bounds__(256) injected_naive_kernel() { asm volatile("":::"v199"); }\n'
     assert judge(HEADER + greedy, "--min-waves", "3")[0] == 1
@@ -273,10 +275,12 @@ def test_a_loop_is_found_and_counted():
     assert row["most"] == "16%"
 
 
+@pytest.mark.slow
 def test_a_file_without_kernels(judge):
     assert judge("int host() { return 1; }\n") == (0, [], "gfx942: 0 kernels\n")
 
 
+@pytest.mark.slow
 def test_what_does_not_compile_is_shown(judge):
     code, lines, _ = judge("int host() { return nothing; }\n")
     assert code == 2
@@ -304,6 +308,7 @@ def occupancy_source(arch: str) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", CHIPS)
 def test_waves_are_the_compilers(compiler, tmp_path, arch):
     source = tmp_path / "injected.hip"
