@@ -97,22 +97,10 @@ warp32: setup-test
 	LLAMAC_BUILD=build/warp32 $(PYTEST) tests/ops/test_platform.py -m program
 
 # One after the other: each starts a run per core.
-CHAOS = LLAMAC_BUILD=$(BUILD) $(VENV) tests/chaos
-chaos: train_llama3 setup-test
-	$(CHAOS)/kill.py --count 500
-	$(CHAOS)/faults.py --count 300
-	$(CHAOS)/corruption.py --count 2000
-	$(CHAOS)/owners.py --count 200
-	$(CHAOS)/preemption.py --count 100
-	$(CHAOS)/ranks.py --count 50
-
-chaos-short: train_llama3 setup-test
-	$(CHAOS)/kill.py --count 15
-	$(CHAOS)/faults.py --count 15
-	$(CHAOS)/corruption.py --count 30
-	$(CHAOS)/owners.py --count 8
-	$(CHAOS)/preemption.py --count 8
-	$(CHAOS)/ranks.py --count 5
+chaos: CHAOS = kill=500 faults=300 corruption=2000 owners=200 preemption=100 ranks=50
+chaos-short: CHAOS = kill=15 faults=15 corruption=30 owners=8 preemption=8 ranks=5
+chaos chaos-short: train_llama3 setup-test
+	for run in $(CHAOS); do LLAMAC_BUILD=$(BUILD) $(VENV) tests/chaos/$${run%=*}.py --count $${run#*=} || exit 1; done
 
 levels: train_llama3 setup-test
 	@$(SETUP) levels
