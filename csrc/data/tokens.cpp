@@ -76,6 +76,21 @@ void find_ends(const int32_t* first, int64_t rows, int64_t T, int32_t* end) {
     }
 }
 
+bool find_predicted(const int32_t* targets, int64_t N, int64_t M, int32_t* ids) {
+    std::fill(ids, ids + M, 0);
+    std::fill(ids + M, ids + 2 * M, ignore_index);
+    int64_t count = 0;
+    for (int64_t row = 0; row < N; row++) {
+        const bool counts = targets[row] != ignore_index;
+        ids[2 * M + row] = static_cast<int32_t>(counts ? count : M - 1);
+        if (!counts) continue;
+        if (count == M - 1) return false;
+        ids[count] = static_cast<int32_t>(row), ids[M + count] = targets[row];
+        count++;
+    }
+    return true;
+}
+
 TokenShard::TokenShard(const std::string& path) : file(path) {
     if (file.size < header_bytes)
         fail(path, ": header: expected ", header_bytes, " bytes, found ", file.size);

@@ -29,6 +29,11 @@ void find_documents(const int32_t* tokens, int64_t rows, int64_t T, const Docume
 // end [rows,T]: the position behind the document of each token, from what find_documents() finds.
 void find_ends(const int32_t* first, int64_t rows, int64_t T, int32_t* end);
 
+// The rows of N whose targets count, for a head that computes M rows: ids [2M+N] has these rows, their targets, and each row's
+// place among them. Behind them is padding, rows without target, whose last is the place of all other rows. False: M or more
+// count.
+bool find_predicted(const int32_t* targets, int64_t N, int64_t M, int32_t* ids);
+
 // Marks of a token in a packed file: ignored as a target; first of a document.
 constexpr uint32_t no_target = uint32_t{1} << 31, begins_document = uint32_t{1} << 30;
 

@@ -65,7 +65,7 @@ void plan_activations(const std::vector<Activations*>& in_flight, const Config& 
     const bool training = o.training;
     const bool head = layers.end == config.L;
     Activations& a = *in_flight.front();
-    for (const auto& row : model_activations(config, B, T, dtype, o.document_mask, head))
+    for (const auto& row : model_activations(config, B, T, dtype, o.document_mask, head, o.predicted_rows))
         for (Activations* each : in_flight) {
             if (!row.present || (!training && row.until == Lifetime::layer)) continue;
             if (each != &a && row.until == Lifetime::layer)
@@ -107,7 +107,9 @@ void plan_activations(const std::vector<Activations*>& in_flight, const Config& 
 
 void reshape_activations(Activations& a, const Config& config, int64_t B, int64_t T) {
     const DType dtype = a.embedding.dtype;
-    for (const auto& row : model_activations(config, B, T, dtype, a.first.rank > 0, a.losses.rank > 0))
+    const int64_t predicted = a.predicted_losses.rank > 0 ? a.predicted_losses.shape[0] : 0;
+    for (const auto& row :
+         model_activations(config, B, T, dtype, a.first.rank > 0, a.losses.rank > 0, predicted))
         if (row.present) set_shape(a.*row.member, row.like);
     for (const auto& row : block_activations(config, B, T, dtype)) {
         if (!row.present) continue;

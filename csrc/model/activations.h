@@ -29,9 +29,12 @@ struct Activations {
     // With document masks: the first position that each token sees, and where attention is not causal, behind the last.
     Tensor first, end;
     Tensor mask, mask_end;  // `first` and `end` where the batch has them, which attention reads; else none
-    Tensor positions;       // of learned positions: each token's, in its document
-    Tensor cis;             // cosines and sines of RoPE: of the longest sequence, seen as the batch's T
-    Tensor embedding;       // the input of the model's first block
+    // Where few targets count (set_predicted): the rows [M] whose targets count, these targets [M], and each row's place [N] among
+    // them; `predicted`: of a batch that has them, else none. What the head reads of these rows and their losses.
+    Tensor predicted_ids, predicted, predicted_input, predicted_losses;
+    Tensor positions;  // of learned positions: each token's, in its document
+    Tensor cis;        // cosines and sines of RoPE: of the longest sequence, seen as the batch's T
+    Tensor embedding;  // the input of the model's first block
     std::vector<BlockActivations> blocks;
     Tensor final_norm, final_rstd, final_mean;
     Tensor transform, transform_gelu, transform_norm, transform_rstd, transform_mean;  // of BERT's head
@@ -83,7 +86,7 @@ inline std::vector<ActivationRow<BlockActivations>> block_activations(const Conf
 
 inline std::vector<ActivationRow<Activations>> model_activations(const Config& c, int64_t B, int64_t T,
                                                                  DType t, bool document_mask = false,
-                                                                 bool head = true) {
+                                                                 bool head = true, int64_t predicted = 0) {
     using A = Activations;
     const int64_t N = B * T;
     const Tensor rows = shaped(t, {N, c.C});
@@ -99,6 +102,19 @@ inline std::vector<ActivationRow<Activations>> model_activations(const Config& c
              .like = shaped(DType::i32, {B, T}),
              .until = Lifetime::batch,
              .present = document_mask && !c.causal},
+            {.name = "",
+             .member = &A::predicted_ids,
+             .like = shaped(DType::i32, {2 * predicted + N}),
+             .until = Lifetime::batch,
+             .present = predicted > 0},
+            {.name = "",
+             .member = &A::predicted_input,
+             .like = shaped(t, {predicted, c.C}),
+             .present = predicted > 0},
+            {.name = "",
+             .member = &A::predicted_losses,
+             .like = shaped(DType::f32, {predicted}),
+             .present = predicted > 0},
             {.name = "",
              .member = &A::positions,
              .like = shaped(DType::i32, {B, T}),

@@ -157,6 +157,32 @@ void for_logits(Model& m, int64_t first, int64_t count,
     }
 }
 
+// What the head reads and writes: of all rows, or of those that are predicted alone, which it gathers.
+struct HeadRows {
+    Tensor x, targets, losses, dx;
+};
+HeadRows gather_rows(Model& m) {
+    const Activations& a = m.activations;
+    if (!a.predicted.data) return {head_input(m), flat(a.targets), a.losses, a.dnorm};
+    const int64_t M = a.predicted_losses.shape[0];
+    embedding_forward(
+        m.context,
+        {.out = a.predicted_input, .tokens = slice_rows(a.predicted, 0, M), .weight = head_input(m)});
+    return {a.predicted_input, slice_rows(a.predicted, M, M), a.predicted_losses,
+            slice_rows(a.dresidual, 0, M)};
+}
+// Rows that are not predicted take the last one, which is padding: its loss and its gradient are 0.
+void scatter_rows(Model& m, const HeadRows& rows, bool gradient) {
+    const Activations& a = m.activations;
+    if (!a.predicted.data) return;
+    const int64_t M = rows.losses.shape[0], N = a.losses.shape[0];
+    const Tensor place = slice_rows(a.predicted, 2 * M, N);
+    embedding_forward(
+        m.context,
+        {.out = reshape(a.losses, {N, 1}), .tokens = place, .weight = reshape(rows.losses, {M, 1})});
+    if (gradient) embedding_forward(m.context, {.out = a.dnorm, .tokens = place, .weight = rows.dx});
+}
+
 struct HeadGradient {  // wanted: the head also computes the gradients
     bool wanted = false, accumulate = false;
 };
@@ -166,10 +192,10 @@ struct HeadGradient {  // wanted: the head also computes the gradients
 void run_head(Model& m, const HeadGradient& gradient) {
     const Range range("head");
     const Activations& a = m.activations;
-    const int64_t N = a.losses.shape[0];
+    const HeadRows rows = gather_rows(m);
+    const int64_t N = rows.losses.shape[0];
     const Linear head{m.config.L};
     const Quantizable weight = linear_weight(m, head);
-    const Tensor all_targets = reshape(a.targets, {N});
     const FlatParam& bias = m.parameters.head_bias;
     const Tensor& dloss = m.loss_scale.data ? m.scaled_dloss : m.dloss;
     if (gradient.wanted && m.loss_scale.data)
@@ -179,11 +205,11 @@ void run_head(Model& m, const HeadGradient& gradient) {
     const int64_t chunk = a.logits.shape[0];
     for (int64_t first = 0; first < N; first += chunk) {
         const int64_t count = std::min(chunk, N - first);
-        const Quantizable x = linear_input(m, head, slice_rows(head_input(m), first, count),
+        const Quantizable x = linear_input(m, head, slice_rows(rows.x, first, count),
                                            gradient.wanted ? head_input_codes(m, count) : Tensor{});
         const Tensor logits = slice_rows(a.logits, 0, count);
-        const Tensor losses = slice_rows(a.losses, first, count),
-                     chunk_targets = slice_rows(all_targets, first, count);
+        const Tensor losses = slice_rows(rows.losses, first, count),
+                     chunk_targets = slice_rows(rows.targets, first, count);
         quantize(m, x, false);
         linear_forward(m, logits, x, weight, {}, bias.shape.empty() ? Tensor{} : m.parameters.weight(bias));
         const Tensor own = of_vocabulary(m, logits), dlogits = gradient.wanted ? own : Tensor{};
@@ -203,10 +229,11 @@ void run_head(Model& m, const HeadGradient& gradient) {
                           {.dbias = m.parameters.gradient(bias), .dout = logits, .accumulate = accumulate});
         const Quantizable dout = output_gradient(m, head, logits);
         quantize(m, dout, false);
-        linear_backward_input(m, slice_rows(a.dnorm, first, count), dout, weight);
+        linear_backward_input(m, slice_rows(rows.dx, first, count), dout, weight);
         if (m.parameters.head.trains)
             linear_backward_weight(m, m.parameters.gradient(m.parameters.head), dout, x, accumulate);
     }
+    scatter_rows(m, rows, gradient.wanted);
     show(m, "losses", a.losses);
 }
 
@@ -338,6 +365,11 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
         forward_backward(*this, true);
         forward_backward(*this, false);
     }
+    if (options.predicted_rows) {
+        activations.predicted = activations.predicted_ids;
+        for (const bool first : {true, false}) forward_backward(*this, first);
+        activations.predicted = {};
+    }
     if (options.training) llamac::optimizer_step(*this, {}, 0);
     if (lora) hash_base(*this);
     if (fp8) fp8->measured.assign(static_cast<size_t>(fp8->slots), false);
@@ -395,6 +427,14 @@ void set_batch(Model& m, const int32_t* tokens, const int32_t* targets, int64_t 
     if (first) copy_bytes_async(m.context, a.first.data, first, a.first.bytes());
     a.mask_end = end ? a.end : Tensor{};
     if (end) copy_bytes_async(m.context, a.end.data, end, a.end.bytes());
+    a.predicted = {};
+}
+
+void set_predicted(Model& m, const int32_t* ids) {
+    Activations& a = m.activations;
+    CHECK(!ids || m.options.predicted_rows > 0);
+    a.predicted = ids ? a.predicted_ids : Tensor{};
+    if (ids) copy_bytes_async(m.context, a.predicted_ids.data, ids, a.predicted_ids.bytes());
 }
 
 void forward(Model& m) {

@@ -74,6 +74,9 @@ struct Model {
 // end: likewise behind the last, where attention is not causal.
 void set_batch(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
                const int32_t* first = nullptr, const int32_t* end = nullptr);
+// The head of the next calls computes predicted_rows of the batch alone, of which the last is padding. ids, on the host or the
+// device, or null for all rows: find_predicted().
+void set_predicted(Model& model, const int32_t* ids);
 // The next calls use the batch and the activations of micro-batch k of ModelOptions::micro_batches.
 void use_micro_batch(Model& model, int64_t k);
 // The loss's scale and its counts, as checkpoints hold them; none without a scale.

@@ -13,6 +13,7 @@ namespace llamac {
 // [B,T], else null (find_documents, find_ends).
 struct HostBatch {
     int32_t *tokens, *targets, *first, *end;
+    int32_t* predicted;  // find_predicted(), with ModelOptions::predicted_rows, else null
 };
 
 class BatchQueue {
@@ -35,14 +36,16 @@ class BatchQueue {
 
   private:
     struct StepTokens {
-        Tensor tokens, targets, first, end;         // on the device, of all micro-batches
-        std::optional<PinnedMemory<int32_t>> host;  // tokens, targets, first and end, one after another
+        Tensor tokens, targets, first, end, predicted;  // on the device, of all micro-batches
+        std::vector<bool> is_predicted;                 // whether a micro-batch has few targets
+        std::optional<PinnedMemory<int32_t>> host;      // the same as on the device, one after another
         Event copied;
     };
     StepTokens& of(int64_t step) { return queue[static_cast<size_t>(step) % queue.size()]; }
 
     Model& model;
     const int64_t micro_ids, step_ids;  // per micro-batch, per step
+    const int64_t predicted_ids;        // per micro-batch
     const DocumentMarks marks;
     const Stream copies;
     std::deque<StepTokens> queue;

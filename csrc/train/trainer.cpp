@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -78,6 +79,17 @@ std::vector<std::string> files_of(const Manifest& manifest, const std::string& r
     return ordered;
 }
 
+// Of a micro-batch of an encoder, that its head computes where no more are masked: six standard deviations more than the mean, of
+// whole words as if they had four pieces; 0: half of the rows or more. Of more, a micro-batch computes all rows.
+int64_t predicted_rows(const Options& o) {
+    constexpr int64_t tile = 128;
+    const double p = o.mlm_probability, pieces = o.mlm_whole_words ? 4 : 1;
+    const int64_t rows = o.batch_size * o.seq_len;
+    const double mean = static_cast<double>(rows) * p, most = mean + 6 * std::sqrt(mean * (1 - p) * pieces);
+    const int64_t found = (static_cast<int64_t>(most) / tile + 1) * tile;
+    return found <= rows / 2 ? found : 0;
+}
+
 // Refuses kernels that cannot be verified before it is known whether they take the model's shapes.
 ModelOptions verifiable_model_options(const Config& config, const Options& o, const Ranks& ranks) {
     if (o.verify_every > 0) check_deterministic(KernelChoices(o.kernel));
@@ -87,7 +99,10 @@ ModelOptions verifiable_model_options(const Config& config, const Options& o, co
     for (const double each : ranks.gather("fp8 weights", stored ? 1 : 0))
         if (each == 0) chosen.fp8_weights = Fp8Weights::recomputed;
     ModelOptions found = model_options(chosen, ranks.own, ranks.count);
-    if (!config.causal) found.cache = {};  // no samples
+    if (!config.causal) {
+        found.cache = {};  // no samples
+        found.predicted_rows = predicted_rows(o);
+    }
     return found;
 }
 
@@ -309,11 +324,10 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     tokenizer_files = read_tokenizer_files(o.model, data.tokenizer ? parent_of(data.tokenizer->path) : "",
                                            data.train && data.train->is_packed);
 
-    for (const bool last : {false, true})
-        for (const bool first : {false, true})
-            micro_batches_by_place[last][first].work = [this, first, last] {
-                forward_backward(model, first, last);
-            };
+    for (auto& by_place : micro_batches_by_place)
+        for (const bool last : {false, true})
+            for (const bool first : {false, true})
+                by_place[last][first].work = [this, first, last] { forward_backward(model, first, last); };
     optimizer.work = [this] { optimizer_step(model, adamw(), static_cast<uint64_t>(options.seed)); };
 }
 
@@ -390,7 +404,7 @@ void Trainer::queue_micro_batch(int64_t micro, StepBuffers& b) {
     batches.use(step, micro);
     // With one rank, the last micro-batch is like the others.
     const bool last = ranks.count == 1 || micro == accumulation - 1;
-    launch(micro_batches_by_place[last][micro == 0]);
+    launch(micro_batches_by_place[model.activations.predicted.data != nullptr][last][micro == 0]);
     const Tensor& losses = model.activations.losses;
     copy_bytes_async(model.context, b.losses.data + micro * options.batch_size * options.seq_len, losses.data,
                      losses.bytes());

@@ -105,8 +105,9 @@ struct Trainer {
     // Over all ranks.
     std::vector<Saturated> saturated_tensors(const int32_t* counts) const;
 
-    const bool replays;                                     // captured graphs
-    CapturedGraph micro_batches_by_place[2][2], optimizer;  // [is the last][is the first]
+    const bool replays;  // captured graphs
+    // [the head computes predicted rows alone][is the last][is the first]
+    CapturedGraph micro_batches_by_place[2][2][2], optimizer;
     std::deque<StepBuffers> buffers;
     Event micro_ends[2];
     int64_t micro_batches_queued = 0;  // the end of micro-batch i, over all steps, is micro_ends[i % 2]

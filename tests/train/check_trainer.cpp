@@ -479,6 +479,60 @@ TEST(check_abandoned) {
     }
 }
 
+// The head of an encoder computes about the rows that are masked, and all where a batch has more targets.
+TEST(check_predicted_rows) {
+    std::string json = model_json;
+    json.replace(json.find("llama"), 5, "bert");
+    for (const char* field : {"\"num_key_value_heads\": 1,", "\"head_dim\": 64,"})
+        json.replace(json.find(field), std::string(field).size(), "");
+    fs::create_directories(in_folder("encoder"));
+    put("encoder/config.json", json);
+    const Words words = {"--model",
+                         in_folder("encoder"),
+                         "--val-data",
+                         "none",
+                         "--mask-token",
+                         "3",
+                         "--batch-size",
+                         "16",
+                         "--seq-len",
+                         "32",
+                         "--steps",
+                         "2",
+                         "--mlm-probability",
+                         "0.05",
+                         "--total-batch-size",
+                         "1024"};
+    const auto run = [&](const Options& o) {
+        Trainer t(o, 1);
+        int64_t rows = 0;
+        const Observer observer = observe_calls([&](const Call& call, const Variant&) {
+            if (call.op->name == "cross_entropy") rows += call["N"];
+        });
+        t.model.context.observer = &observer;
+        t.start_step();
+        check(rows == 2 * 128 && std::isfinite(t.finish_step().loss));
+        rows = 0;
+        t.start_step(
+            [&](int64_t micro, int32_t* tokens, int32_t* targets) {
+                for (int k = 0; k < 512; k++)
+                    tokens[k] = k % 128, targets[k] = micro == 0 || k < 9 ? 5 : ignore_index;
+            },
+            521);
+        check(rows == 512 + 128 && std::isfinite(t.finish_step().loss));
+        t.model.context.observer = nullptr;
+        Trainer again(o, 1);
+        return train(again);
+    };
+    Options o = small_run(words);
+    run(o);
+    o.kernel = all_kernels();
+    o.graphs = true;
+    const Trained replayed = run(o);
+    o.graphs = false;
+    check(run(o) == replayed, "graphs: other bits");
+}
+
 // Products have 8 columns per rank or more, of which those that no adapter fills stay 0.
 TEST(check_rank_of_3) {
     Trainer t(small_run({"--lora", "3"}), 0);
