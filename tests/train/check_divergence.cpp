@@ -1,8 +1,10 @@
 // What a run does where its numbers are no longer usable: steps that are skipped, spikes, data that is left out.
+#include <array>
 #include <cmath>
 #include <limits>
 
 #include "checkpoint/manifest.h"
+#include "ops/operations.h"
 #include "platform/sensors.h"
 #include "program/spikes.h"
 #include "small_run.h"
@@ -91,6 +93,43 @@ TEST(check_verified_and_skipped) {
     t.model.context.observer = &observer;
     t.start_step();
     check(t.finish_step().skipped && state_of(t.model) == state, "a verified step that is skipped");
+}
+
+TEST(check_update_of_loss_scale) {
+    Trainer t(small_run({"--dtype", "fp16"}), 0);
+    const Model& m = t.model;
+    float scale = 8;
+    int32_t counts[2] = {0, 1};
+    copy_bytes(m.loss_scale_counts.data, counts, sizeof counts);
+    struct Update {
+        bool overflows;
+        int64_t interval;
+        float before, after;
+        std::array<int32_t, 2> counts;
+    };
+    for (const Update& u : {Update{false, 2, 8, 8, {1, 2}},
+                            {false, 2, 8, 16, {0, 3}},
+                            {false, 2, 16, 16, {1, 4}},
+                            {true, 2, 16, 8, {0, 4}},
+                            {true, 0, 8, 8, {0, 4}},
+                            {false, 2, 0x1p127f, 0x1p127f, {1, 5}},
+                            {false, 2, 0x1p127f, 0x1p127f, {0, 6}}}) {
+        const double squares = u.overflows ? INFINITY : 1, guard = 1;
+        copy_bytes(m.loss_scale.data, &u.before, sizeof u.before);
+        copy_bytes(m.squares.data, &squares, sizeof squares);
+        copy_bytes(m.loss_squares.data, &guard, sizeof guard);
+        update_loss_scale(m.context, {.scale = m.loss_scale,
+                                      .counts = m.loss_scale_counts,
+                                      .squares = m.squares,
+                                      .guard = m.loss_squares,
+                                      .interval = u.interval});
+        CHECK(hipDeviceSynchronize());
+        copy_bytes(&scale, m.loss_scale.data, sizeof scale);
+        copy_bytes(counts, m.loss_scale_counts.data, sizeof counts);
+        check(scale == u.after && counts[0] == u.counts[0] && counts[1] == u.counts[1],
+              "scale " + std::to_string(scale) + ", counts " + std::to_string(counts[0]) + " " +
+                  std::to_string(counts[1]));
+    }
 }
 
 // An overflow halves the loss's scale. AdamW's bias correction does not count its step, the schedule does. A checkpoint behind it
