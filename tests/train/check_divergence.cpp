@@ -147,9 +147,14 @@ TEST(check_loss_scale) {
         save(t, OpenFolder(out));
         Trainer resumed(small_run(with(words, {"--resume", out + "/step_000002"})), 0);
         for (Trainer* each : {&t, &resumed}) {
+            int32_t number = 0;
+            const Observer observer = observe_calls([&](const Call& call, const Variant&) {
+                if (call.op->name == "adamw") copy_bytes(&number, call.operand("step").data, sizeof number);
+            });
+            each->model.context.observer = &observer;
             each->start_step();
             const StepResult next = each->finish_step();
-            check(!next.skipped && next.loss_scale == 32768);
+            check(!next.skipped && next.loss_scale == 32768 && number == 2, "AdamW's second step");
             check(next.lr == learning_rate(schedule_of(t.options), 3), "the schedule counts it");
             int32_t counts[2];
             copy_bytes(counts, each->model.loss_scale_counts.data, sizeof counts);
