@@ -225,6 +225,10 @@ def test_an_encoder_predicts_masked_tokens(train, data, tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "out"), losses(tmp_path / "ref"), rtol=1e-5)
     train(*flags(data, tmp_path / "off", **line | {"mlm_whole_words": "off"}))
     assert losses(tmp_path / "off") != losses(tmp_path / "out")
+    for seed in (1, 2):  # by the same weights
+        train(*flags(data, tmp_path / f"{seed}", **line | {"lr": 0, "steps": 4, "seed": seed}))
+    assert losses(tmp_path / "1") != losses(tmp_path / "2")
+    assert events(tmp_path / "1", "val") == events(tmp_path / "2", "val") != []
     saved = BertForPreTraining.from_pretrained(tmp_path / "out/step_000008").state_dict()
     for name, x in theirs.state_dict().items():
         kept = name.startswith(("bert.pooler", "cls.seq_relationship"))
