@@ -179,8 +179,9 @@ Manifest describe_run(const Options& options, int64_t world_size, int64_t step) 
     m.world_size = world_size;
     m.seq_len = options.seq_len;
     m.batch_size = options.batch_size;
+    const int64_t data_ranks = mesh_of(options, 0, world_size).data.ranks;
     m.total_batch_size =
-        micro_batches(options, world_size) * options.batch_size * options.seq_len * world_size;
+        micro_batches(options, world_size) * options.batch_size * options.seq_len * data_ranks;
     if (__builtin_mul_overflow(step, sequences_per_step(m), &m.data_position))
         fail("step ", step, ": expected steps that draw fewer than 2^63 sequences, found ",
              sequences_per_step(m), " per step");

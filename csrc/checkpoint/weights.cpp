@@ -10,13 +10,13 @@
 namespace llamac {
 namespace {
 
-// The buffers in a checkpoint of the optimizer, by the first part of their tensors' names.
-std::vector<std::pair<std::string, Tensor>> optimizer_buffers(const Parameters& p) {
-    std::vector<std::pair<std::string, Tensor>> buffers;
-    for (const StateRow& state : optimizer_states) buffers.emplace_back(state.prefix, p.*state.buffer);
-    buffers.emplace_back("master.", p.master);
-    std::erase_if(buffers, [](const auto& each) { return !each.second.data; });
-    return buffers;
+// Calls read(first in the whole tensor, piece of `out`) for the pieces of this rank's elements from `first` on.
+template <class Read>
+void read_runs(const Parameter& parameter, int64_t first, const Tensor& out, const Read& read) {
+    parameter.slice.for_runs(first, out.elements(), [&](int64_t at, int64_t in_whole, int64_t count) {
+        read(in_whole, make_tensor(static_cast<char*>(out.data) + (at - first) * size_of(out.dtype),
+                                   out.dtype, {count}));
+    });
 }
 
 // Elements first .. first+out.elements() of a tensor whose rows lie in several files.
@@ -29,7 +29,7 @@ void read_rows(const std::vector<SafetensorsFile>& files, const std::string& nam
         if (entry->dtype != out.dtype)
             fail(file.path(), ": ", name, " is ", llamac::name(entry->dtype), ", expected ",
                  llamac::name(out.dtype));
-        std::vector<int64_t> shape = parameter.shape;
+        std::vector<int64_t> shape = parameter.slice.whole;
         if (!entry->shape.empty()) shape[0] = entry->shape[0];
         const int64_t elements = FlatParam{0, shape}.elements();
         const int64_t from = std::max(first, begin), to = std::min(first + out.elements(), begin + elements);
@@ -39,9 +39,9 @@ void read_rows(const std::vector<SafetensorsFile>& files, const std::string& nam
         file.read(name, shape, piece.shape[0] ? from - begin : 0, piece, &upload);
         begin += elements;
     }
-    if (begin != parameter.elements())
+    if (begin != parameter.slice.elements())
         fail(files[0].path(), files.size() > 1 ? " and the other ranks' files" : "", ": ", quote(name),
-             ": expected ", parameter.elements(), " elements, found ", begin);
+             ": expected ", parameter.slice.elements(), " elements, found ", begin);
 }
 
 // A weight, and its master where that is kept.
@@ -52,10 +52,17 @@ void read_weight(const Files& files, const std::string& name, const Parameters& 
         if (!buffer.data) continue;
         const auto first = p.held(buffer, parameter).first;
         const Tensor part = p.held_part(buffer, parameter);
-        if (parameter.transposed)
-            files.read_transposed(name, parameter.shape, first, part, upload);
+        const Slice& slice = parameter.slice;
+        if (parameter.transposed && slice.split == Split::inputs)
+            files.read_transposed(name, slice.whole, {slice.axis.rank * slice.size, slice.size}, first, part,
+                                  upload);
         else
-            files.read(name, parameter.shape, first, part, &upload);
+            read_runs(parameter, first, part, [&](int64_t at, const Tensor& piece) {
+                if (parameter.transposed)
+                    files.read_transposed(name, slice.whole, {0, slice.whole[1]}, at, piece, upload);
+                else
+                    files.read(name, slice.whole, at, piece, &upload);
+            });
     }
 }
 
@@ -84,6 +91,14 @@ bool has_own_head(const std::string& directory, const std::string& embedding_nam
 }
 
 }  // namespace
+
+std::vector<std::pair<std::string, Tensor>> optimizer_buffers(const Parameters& p) {
+    std::vector<std::pair<std::string, Tensor>> buffers;
+    for (const StateRow& state : optimizer_states) buffers.emplace_back(state.prefix, p.*state.buffer);
+    buffers.emplace_back("master.", p.master);
+    std::erase_if(buffers, [](const auto& each) { return !each.second.data; });
+    return buffers;
+}
 
 Config load_config_of_weights(const std::string& directory, std::string& warning) {
     Config config = load_config(directory);
@@ -155,8 +170,10 @@ void load_optimizer(Parameters& p, const std::vector<std::string>& paths) {
     for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
         for (const Parameter& parameter : p.table)
             if (parameter.trains)
-                read_rows(files, prefix + parameter.name, parameter, p.held(buffer, parameter).first,
-                          p.held_part(buffer, parameter), upload);
+                read_runs(parameter, p.held(buffer, parameter).first, p.held_part(buffer, parameter),
+                          [&](int64_t at, const Tensor& piece) {
+                              read_rows(files, prefix + parameter.name, parameter, at, piece, upload);
+                          });
     }
     upload.finish();
 }

@@ -1,6 +1,7 @@
 // Weights in Hugging Face's files, and the optimizer's state in the files of a checkpoint.
 #pragma once
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/safetensors.h"
@@ -19,7 +20,9 @@ constexpr const char* adapter_file = "adapter_model.safetensors";
 constexpr const char* base_name = "base.hash";  // of the frozen weights, among the optimizer's tensors
 void load_adapters(Parameters& p, const std::string& directory);
 
-// The optimizer tensors that this rank writes into a checkpoint. Each group writes some of the tensors; each of its ranks writes its
+// The buffers of the optimizer's state, by the first part of their tensors' names in checkpoints.
+std::vector<std::pair<std::string, Tensor>> optimizer_buffers(const Parameters& p);
+// Without tensor parallelism: the optimizer tensors that this rank writes into a checkpoint. Each group writes some of the tensors; each of its ranks writes its
 // shard of them: whole rows that follow those of the rank before. One rank writes everything.
 std::vector<NamedTensor> optimizer_tensors(const Parameters& p);
 // Reads the optimizer's state from the files of all ranks that wrote it, in their order; their number may differ from the

@@ -221,11 +221,13 @@ void transpose(const char* from, int64_t rows, int64_t columns, int64_t first, i
 }  // namespace
 
 void SafetensorsFile::read_transposed(const std::string& name, const std::vector<int64_t>& shape,
-                                      int64_t begin, const Tensor& out, Upload& upload) const {
-    const int64_t rows = shape[0], columns = shape[1], size = size_of(out.dtype);
+                                      const Columns& chosen, int64_t begin, const Tensor& out,
+                                      Upload& upload) const {
+    const int64_t rows = shape[0], columns = chosen.count, size = size_of(out.dtype);
     CHECK(begin % columns == 0 && out.elements() % columns == 0);
     std::vector<char> values(static_cast<size_t>(rows * columns * size));
-    read(name, {columns, rows}, 0, make_tensor(values.data(), out.dtype, {rows * columns}));
+    read(name, {shape[1], rows}, chosen.first * rows,
+         make_tensor(values.data(), out.dtype, {rows * columns}));
     const int64_t at_once = std::max<int64_t>(1, Upload::max_bytes / (columns * size));
     for (int64_t row = 0, count = 0; row < out.elements() / columns; row += count) {
         count = std::min(at_once, out.elements() / columns - row);
@@ -412,10 +414,11 @@ void WeightFiles::read(const std::string& name, const std::vector<int64_t>& shap
     file.read(own, shape, first, out, upload);
 }
 
-void WeightFiles::read_transposed(const std::string& name, const std::vector<int64_t>& shape, int64_t first,
-                                  const Tensor& out, Upload& upload) const {
+void WeightFiles::read_transposed(const std::string& name, const std::vector<int64_t>& shape,
+                                  const Columns& columns, int64_t first, const Tensor& out,
+                                  Upload& upload) const {
     const auto& [file, own] = found(name);
-    file.read_transposed(own, shape, first, out, upload);
+    file.read_transposed(own, shape, columns, first, out, upload);
 }
 
 std::pair<const SafetensorsFile&, const std::string&> WeightFiles::found(const std::string& name) const {

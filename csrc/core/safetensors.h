@@ -12,6 +12,11 @@
 
 namespace llamac {
 
+// Of a matrix.
+struct Columns {
+    int64_t first, count;
+};
+
 // A file's tensors, checked when it is opened (Error): sizes, overflow, offsets without gap, overlap or rest;
 // the types of the format, of up to 4 dimensions. Those that core/dtype.h lacks cannot be read.
 struct SafetensorsFile {
@@ -39,9 +44,9 @@ struct SafetensorsFile {
     // the caller's.
     void read(const std::string& name, const std::vector<int64_t>& shape, int64_t first, const Tensor& out,
               Upload* upload = nullptr) const;
-    // The same of a matrix [rows,columns] that the file has as [columns,rows]; whole rows of it.
-    void read_transposed(const std::string& name, const std::vector<int64_t>& shape, int64_t first,
-                         const Tensor& out, Upload& upload) const;
+    // The same of a matrix [rows,columns] that the file has as [columns,rows]; some of its columns, and whole rows of these.
+    void read_transposed(const std::string& name, const std::vector<int64_t>& shape, const Columns& columns,
+                         int64_t first, const Tensor& out, Upload& upload) const;
 
     std::map<std::string, std::string> metadata;
 
@@ -97,8 +102,8 @@ struct WeightFiles {
     void read(const std::string& name, const Tensor& out) const;
     void read(const std::string& name, const std::vector<int64_t>& shape, int64_t first, const Tensor& out,
               Upload* upload = nullptr) const;
-    void read_transposed(const std::string& name, const std::vector<int64_t>& shape, int64_t first,
-                         const Tensor& out, Upload& upload) const;
+    void read_transposed(const std::string& name, const std::vector<int64_t>& shape, const Columns& columns,
+                         int64_t first, const Tensor& out, Upload& upload) const;
 
     std::string directory;
     std::vector<SafetensorsFile> files;

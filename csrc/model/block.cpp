@@ -6,6 +6,7 @@
 
 #include "model/linear.h"
 #include "model/model.h"
+#include "model/zero.h"
 #include "ops/operations.h"
 
 namespace llamac {
@@ -444,10 +445,13 @@ void forward_block(Model& m, int64_t layer, Run run, const CachedRows* cached) {
         if (!multiplies) continue;
         quantize_input(m, layer, row, x, false);
         const FlatParam* const bias = bias_of(m, layer, row);
+        // Of a sum over ranks, the residual and the bias are terms of one.
+        const bool adds = row.split == Split::outputs || m.options.tensor.rank == 0;
         linear_forward(m, a.*row.out, x, linear_weight(m, {layer, &row}),
-                       row.adds_residual ? residual_of(m, layer, row) : Tensor{},
-                       bias ? m.parameters.weight(*bias) : Tensor{});
+                       row.adds_residual && adds ? residual_of(m, layer, row) : Tensor{},
+                       bias && adds ? m.parameters.weight(*bias) : Tensor{});
         if (has_adapter(m, row)) lora_forward(m, layer, row, a.*row.out, a.*row.x, !whole);
+        if (row.split == Split::inputs) sum_over_tensor(m, a.*row.out);
         if (feeds(row, Producer::attention)) normalize_and_rotate(m, layer, cached);
     }
 }
@@ -472,6 +476,7 @@ void backward_block(Model& m, int64_t layer, bool accumulate) {
         const Tensor& dx = input_gradient(m, row);
         if (reaches) linear_backward_input(m, dx, dout, weight, row.norm && m.config.post_norm);
         if (has_adapter(m, row)) lora_backward_input(m, layer, row, reaches ? dx : Tensor{}, d.*row.dout);
+        if (reaches && row.split == Split::outputs) sum_over_tensor(m, dx);
         if (reaches) show_gradient(m, layer, row.x, dx);
         if (reaches || rewrites) backward_producer(m, layer, row, rewrites, accumulate);
         Quantizable x = input_of(m, layer, row, true);

@@ -19,9 +19,6 @@ constexpr bool rewritten_by_backward(Producer producer) {
     return producer != Producer::attention;
 }
 
-// How tensor parallelism divides a weight [out,in] among ranks: by outputs (columns of the product) or by inputs.
-enum class Split : uint8_t { outputs, inputs };
-
 // out = x · weightᵀ (+ residual) (+ bias)
 struct LinearRow {
     const char* name;  // of the weight and of the output's gradient among the fp8 scales

@@ -5,6 +5,23 @@
 
 namespace llamac {
 
+Config divide(const Config& c, int64_t ranks) {
+    if (ranks == 1) return c;
+    if (c.is_bert())
+        fail("--tp ", ranks, ": expected a model of type llama, mistral, qwen2, qwen3 or gpt2, found bert");
+    Config part = c;
+    const auto divide_size = [&](const char* field, int64_t& size) {
+        if (size % ranks != 0)
+            fail("--tp ", ranks, ": expected a divisor of the model's heads and feed-forward width, found ",
+                 size, " ", field);
+        size /= ranks;
+    };
+    divide_size("attention heads", part.NH);
+    divide_size("key and value heads", part.NKV);
+    divide_size("feed-forward channels", part.F);
+    return part;
+}
+
 std::vector<double> rope_frequencies(const Config& c) {
     const RopeScaling& r = c.rope_scaling;
     const int64_t pairs = c.HD / 2;

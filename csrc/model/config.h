@@ -70,6 +70,9 @@ struct Config {
     int64_t window_of(int64_t layer) const { return slides.empty() || slides[layer] ? window : 0; }
 };
 
+// The sizes of each of the ranks among which tensor parallelism divides the model. Throws Error if they do not divide it.
+Config divide(const Config& config, int64_t ranks);
+
 // Radians per position of each pair of a head's channels, [HD/2]; zeros where positions are learned.
 std::vector<double> rope_frequencies(const Config& config);
 

@@ -283,10 +283,10 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch) {
     reduce_gradients(m, 0, micro_batch);
 }
 
-// `count` ranks, `distance` apart; null where there is one group, or no ranks.
-std::unique_ptr<Communicator> every(Communicator* ranks, const Sharding& s, int64_t first, int64_t distance,
+// `count` of the ranks, `distance` apart; null where that is not wanted, or there are no ranks.
+std::unique_ptr<Communicator> every(Communicator* ranks, bool wanted, int64_t first, int64_t distance,
                                     int64_t count) {
-    if (!ranks || s.groups() == 1) return nullptr;
+    if (!ranks || !wanted) return nullptr;
     std::vector<int64_t> members;
     for (int64_t i = 0; i < count; i++) members.push_back(first + i * distance);
     return ranks->split(members);
@@ -302,13 +302,21 @@ void make_cis(const Model& m) {
 
 }  // namespace
 
-Model::Model(const Config& config_, const ModelOptions& options_, Communicator* ranks_)
-    : config(config_),
+Model::Model(const Config& config_, const ModelOptions& options_, Communicator* world_)
+    : whole(config_),
+      config(divide(whole, options_.tensor.ranks)),
       options(options_),
-      ranks(ranks_),
-      group(every(ranks, options.sharding, options.sharding.rank - options.sharding.place(), 1,
+      world(world_),
+      tensor(every(world, options.tensor.ranks > 1, options.sharding.rank * options.tensor.ranks, 1,
+                   options.tensor.ranks)),
+      data(every(world, options.tensor.ranks > 1 && options.sharding.ranks > 1, options.tensor.rank,
+                 options.tensor.ranks, options.sharding.ranks)),
+      ranks(data                          ? data.get()
+            : options.sharding.ranks == 1 ? nullptr
+                                          : world),
+      group(every(ranks, options.sharding.groups() > 1, options.sharding.rank - options.sharding.place(), 1,
                   options.sharding.group)),
-      replicas(every(ranks, options.sharding, options.sharding.place(), options.sharding.group,
+      replicas(every(ranks, options.sharding.groups() > 1, options.sharding.place(), options.sharding.group,
                      options.sharding.groups())),
       kernels(options_.kernels),
       context(computing_context()) {
@@ -323,8 +331,8 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
         fail("layers ", layers.first, " to ", layers.end, " of ", config.L,
              ": expected all, since the embedding is also the head");
     check_lora(config, options.lora);
-    plan_parameters(parameters, config, options.precision, options.sharding, layers, options.frozen,
-                    options.frozen_codes, options.lora, options.training, arena);
+    plan_parameters(parameters, config, options.precision, options.sharding, options.tensor, layers,
+                    options.frozen, options.frozen_codes, options.lora, options.training, arena);
     if (options.lora.rank > 0) plan_lora(lora.emplace(), config, parameters, options, arena);
     if (options.fp8)
         plan_fp8(fp8.emplace(), *options.fp8, config, parameters, options.batch_size * options.seq_len,
@@ -336,6 +344,14 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     if (fp8) plan_fp8_head(*fp8, config, activations.logits.shape[0], arena);
     if (options.cache.positions > 0)
         plan_cache(cache.emplace(), config, options.cache, options.precision.weights, arena);
+    if (options.training && options.tensor.ranks > 1) {
+        constexpr int64_t max_bytes = int64_t{64} << 20;
+        int64_t largest = 0;
+        for (const Parameter& each : parameters.table) largest = std::max(largest, each.elements());
+        const int64_t all = largest * size_of(DType::f32) * options.tensor.ranks * options.sharding.ranks;
+        arena.plan("parts of tensors for files", &collected,
+                   shaped(DType::i32, {std::min(all, max_bytes) / 4}));
+    }
     arena.plan("scalars", &frequency, shaped(DType::f64, {config.HD / 2}));
     arena.plan("scalars", &dloss, shaped(DType::f32, {1}));
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));

@@ -16,16 +16,20 @@
 namespace llamac {
 
 struct Model {
-    // Plans the memory: arena.bytes() for tensors and workspaces. Nothing is on the device yet. ranks: those of
-    // options.sharding; null for one rank, or for a plan alone.
-    Model(const Config& config, const ModelOptions& options, Communicator* ranks = nullptr);
+    // Plans the memory: arena.bytes() for tensors and workspaces. Nothing is on the device yet. world: all ranks of the mesh; null
+    // for one rank, or for a plan alone.
+    Model(const Config& config, const ModelOptions& options, Communicator* world = nullptr);
     Model(const Model&) = delete;
     // Takes the memory. Throws Error where the device has no room.
     void allocate();
 
-    const Config config;
+    const Config whole;   // the model's sizes
+    const Config config;  // this rank's: divided by the tensor axis
     const ModelOptions options;
-    Communicator* const ranks;
+    Communicator* const world;
+    // The ranks of this rank's tensor axis, null if it has one; of its data axis, null if those are all or one.
+    const std::unique_ptr<Communicator> tensor, data;
+    Communicator* const ranks;  // that are data-parallel; null for one
     // With several groups: the ranks of this rank's group, and the ranks of all groups that hold the same shards.
     const std::unique_ptr<Communicator> group, replicas;
     const Stream stream;
@@ -41,6 +45,7 @@ struct Model {
     std::optional<LoraState> lora;
     std::optional<KvCache> cache;
     Tensor frequency;  // f64 [HD/2], of RoPE
+    Tensor collected;  // with tensor parallelism: parts of tensors on their way to files (train/collect.h)
     // [1] each, which kernels read where the weights are. dloss: f32, the factor of the losses' gradients, 1 / N for the mean
     // of N. squares: of the gradients. loss_squares: with skip_nonfinite or a scale, of the losses, the optimizer's guard.
     Tensor dloss, squares, lr, step, loss_squares;

@@ -22,16 +22,18 @@ OptimizerState optimizer_state(const Parameters& p, const Parameter& parameter, 
 
 void sum_squares(Model& m) {
     const Parameters& p = m.parameters;
-    if (p.sharding.group == 1)
+    if (p.sharding.group == 1 && p.tensor.ranks == 1)
         return global_norm(m.context, {.squares = m.squares, .x = p.gradients, .accumulate = false});
     bool first = true;
     for (const Segment& segment : p.segments)
         for (const FlatParam& flat : segment.flat_params) {
+            if (!flat.split && p.tensor.rank > 0) continue;  // a copy of rank 0's
             global_norm(m.context,
                         {.squares = m.squares, .x = p.own(p.gradients, flat), .accumulate = !first});
             first = false;
         }
-    sum_over_shards(m, m.squares);
+    if (p.sharding.group > 1) sum_over_shards(m, m.squares);
+    sum_over_tensor(m, m.squares);
 }
 
 namespace {

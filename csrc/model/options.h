@@ -28,6 +28,7 @@ struct ModelOptions {
     double loss_scale = 0;  // of fp16 weights: a power of two; 0: it follows overflows
     bool document_mask = false;  // batches may have `first`
     int64_t predicted_rows = 0;  // that batches with set_predicted() have; 0: there are none
+    Axis tensor = {};            // of the mesh
     Sharding sharding = {};
     std::optional<Fp8Options> fp8 = {};    // none: products in the storage type
     bool training = true;                  // false: weights and forward passes alone
@@ -37,7 +38,11 @@ struct ModelOptions {
     Lora lora = {};                        // adapters, which train beside frozen weights
     int64_t micro_batches = 1;             // whose activations are held at the same time
     CacheSize cache = {};  // of sequences that are continued; no cache where it has no positions
-    bool graphs = true;    // the cache's pass of one token per sequence is recorded and replayed
+    // With tensor parallelism also all ranks, and those of the tensor axis.
+    int64_t communicators() const { return sharding.communicators() + (tensor.ranks > 1 ? 2 : 0); }
+    // Whether forward passes exchange data with other ranks, all of which must run them.
+    bool passes_exchange() const { return tensor.ranks > 1 || sharding.shares_weights(); }
+    bool graphs = true;  // the cache's pass of one token per sequence is recorded and replayed
 };
 
 }  // namespace llamac

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/random.h"
+#include "model/block.h"
 #include "ops/operations.h"
 
 namespace llamac {
@@ -71,6 +72,12 @@ Parameter parameter_of(const Parameters& p, Filling& filling, const std::string&
     parameter.name = (row.group.adapter ? "base_model.model." : "") + prefix + row.name;
     parameter.group = row.group;
     parameter.transposed = row.transposed;
+    parameter.slice = {row.shape, p.tensor, flat.split, row.blocks};
+    if (flat.split) {
+        int64_t& size = parameter.slice.whole[*flat.split == Split::inputs];
+        parameter.slice.size = size / row.blocks;
+        size *= p.tensor.ranks;
+    }
     if (!flat.trains) parameter.group.update = Update::none;
     parameter.rng_stream = static_cast<uint32_t>(4 * next_number(filling, row));
     place(p, parameter, flat, offset);
@@ -85,6 +92,15 @@ void end_frozen(Filling& filling, const FlatParam& flat) {
     filling.coded_rows += flat.shape[0];
     filling.largest_coded = std::max(filling.largest_coded, elements);
     filling.widest_coded = std::max(filling.widest_coded, flat.shape[1]);
+}
+
+// Sets how tensor parallelism divides a block's linears; the norms of queries and keys see this rank's heads alone.
+void divide(BlockParameters& block) {
+    for (const LinearRow& row : block_linears) {
+        (block.*row.weight).split = row.split;
+        if (row.split == Split::outputs) (block.*row.bias).split = row.split;
+    }
+    block.q_norm.partial = block.k_norm.partial = true;
 }
 
 // A segment of the rows, or, where the model does not hold them, nothing.
@@ -106,7 +122,11 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
                    (row.group.adapter || !is_frozen(prefix + row.name, filling.frozen));
         };
         FlatParam& flat = *first.flat;
-        flat = {.shape = first.shape, .segment = segment, .trains = trains(first)};
+        flat = {.shape = first.shape,
+                .segment = segment,
+                .trains = trains(first),
+                .split = flat.split,
+                .partial = flat.partial};
         flat.coded = !flat.trains && filling.codes && !prefix.empty() && flat.shape.size() == 2;
         flat.offset = flat.trains ? end_of(p) : flat.coded ? filling.coded_elements : filling.frozen_elements;
         flat.first_row = filling.coded_rows;
@@ -141,6 +161,7 @@ void fill_table(Parameters& p, const Config& c, Filling& filling) {
     add(p, filling, "", parameters_before_blocks(c, p), p.holds_embedding());
     if (!p.holds_embedding()) p.segments.emplace_back();  // the first segment of a block is the second
     for (int64_t l = 0; l < c.L; l++) {
+        if (p.tensor.ranks > 1) divide(p.blocks[l]);
         std::vector<ParameterRow> rows = block_parameters(c, p.blocks[l], l);
         for (const ParameterRow& row : adapter_parameters(c, p.blocks[l], filling.lora)) rows.push_back(row);
         add(p, filling, block_prefix(c, l), rows, l >= p.layers.first && l < p.layers.end);
@@ -173,13 +194,13 @@ int64_t count(const Config& c, bool (*chosen)(const ParameterRow&)) {
            sum(parameters_after_blocks(c, model));
 }
 
-// weight: the parameter's elements from `first` on.
+// weight: elements of the whole parameter from `first` on.
 void fill(const Context& context, const Parameter& parameter, const Tensor& weight, int64_t first,
           double deviation, uint64_t seed) {
     if (const std::optional<float> value = parameter.group.initial; value || parameter.group.adapter) {
         const HostCopy copy(weight.data, weight.bytes());
         // Uniform between -bound and bound: Kaiming's with a = sqrt(5).
-        const double bound = 1 / std::sqrt(static_cast<double>(parameter.shape.back()));
+        const double bound = 1 / std::sqrt(static_cast<double>(parameter.slice.whole.back()));
         const auto drawn = [&](int64_t i) {
             const Philox block = random_block(seed, 0, parameter.rng_stream, i / 4);
             return static_cast<float>(bound * (2 * uniform(block.bits[i % 4]) - 1));
@@ -295,7 +316,7 @@ int64_t Parameters::writer_of(const Parameter& p, int64_t writers) const {
 
 int64_t Parameters::trained() const {
     int64_t sum = 0;
-    for (const Parameter& parameter : table) sum += parameter.trains ? parameter.elements() : 0;
+    for (const Parameter& parameter : table) sum += parameter.trains ? parameter.slice.elements() : 0;
     return sum;
 }
 
@@ -333,7 +354,7 @@ double flops_per_token(const Parameters& p, const Config& c, int64_t T) {
     double flops = flops_per_token(c, T);
     for (const Parameter& parameter : p.table)
         if (parameter.group.adapter || (parameter.group.multiplied && !parameter.trains))
-            flops += (parameter.trains ? 6.0 : -2.0) * static_cast<double>(parameter.elements());
+            flops += (parameter.trains ? 6.0 : -2.0) * static_cast<double>(parameter.slice.elements());
     return flops;
 }
 
@@ -369,9 +390,10 @@ void plan_gather_buffers(GatherBuffers& buffers, const Parameters& p, bool apart
 }  // namespace
 
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
-                     const Sharding& sharding, LayerRange layers, const std::vector<std::string>& frozen,
-                     bool frozen_codes, const Lora& lora, bool training, Arena& arena) {
-    p.sharding = sharding, p.layers = layers;
+                     const Sharding& sharding, const Axis& tensor, LayerRange layers,
+                     const std::vector<std::string>& frozen, bool frozen_codes, const Lora& lora,
+                     bool training, Arena& arena) {
+    p.sharding = sharding, p.tensor = tensor, p.layers = layers;
     Filling filling{frozen, frozen_codes, lora};
     fill_table(p, config, filling);
     check_frozen(p, frozen);
@@ -457,7 +479,12 @@ void initialize(const Context& context, Parameters& p, double deviation, uint64_
         const Tensor& kept = p.weights_with(parameter);
         const auto [first, held] = p.held(kept, parameter);
         const Tensor weight = kept.data ? p.part(kept, parameter, first, held) : p.transient_weights(held);
-        fill(context, parameter, weight, first, deviation, seed);
+        parameter.slice.for_runs(first, held, [&](int64_t at, int64_t in_whole, int64_t count) {
+            const Tensor run =
+                make_tensor(static_cast<char*>(weight.data) + (at - first) * size_of(weight.dtype),
+                            weight.dtype, {count});
+            fill(context, parameter, run, in_whole, deviation, seed);
+        });
         if (parameter.coded) encode(context, p, parameter);
         if (!p.master.data || !parameter.trains) continue;
         // The master weights take the rounded values.

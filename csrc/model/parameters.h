@@ -10,6 +10,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 #include "model/config.h"
+#include "model/mesh.h"
 #include "model/sharding.h"
 
 namespace llamac {
@@ -33,8 +34,10 @@ struct FlatParam {
     int64_t segment = 0;              // where it lies: Parameters::segments
     int64_t shard = 0;                // elements of each shard, the last of which may end in padding
     bool trains = true;
-    bool coded = false;     // frozen, in fp8: `offset` is that in Parameters::codes
-    int64_t first_row = 0;  // of its codes: in Parameters::code_scales
+    std::optional<Split> split = {};  // by tensor parallelism: other ranks hold the other parts
+    bool partial = false;             // whether the gradient is a sum over the tensor axis
+    bool coded = false;               // frozen, in fp8: `offset` is that in Parameters::codes
+    int64_t first_row = 0;            // of its codes: in Parameters::code_scales
 
     int64_t elements() const;
 };
@@ -97,7 +100,7 @@ struct LayerRange {
     int64_t first = 0, end = 0;
 };
 
-// A row of the table. Consecutive rows of one flat parameter are fused.
+// A row of the table, with the sizes of this rank. Consecutive rows of one flat parameter are fused.
 struct ParameterRow {
     std::string name;  // Hugging Face's
     FlatParam* flat;
@@ -106,6 +109,7 @@ struct ParameterRow {
     bool present = true;
     bool transposed = false;  // in files: [in,out]
     int64_t padding = 0;      // rows of zeros behind it in memory
+    int64_t blocks = 1;       // of rows, as many matrices as files have in this one
 };
 
 // The name of BERT's norm that makes the input of layer `layer`: of the embedding, or of the output of the layer before.
@@ -119,14 +123,15 @@ std::string block_prefix(const Config& config, int64_t layer);
 
 // In the order of files and of random streams.
 inline std::vector<ParameterRow> block_parameters(const Config& c, BlockParameters& p, int64_t layer = 0) {
-    const auto linear = [](const char* name, FlatParam* flat, int64_t outputs, int64_t inputs) {
-        return ParameterRow{name, flat, {outputs, inputs}, matrices, true, true};
+    const auto linear = [](const char* name, FlatParam* flat, int64_t outputs, int64_t inputs,
+                           int64_t blocks = 1) {
+        return ParameterRow{name, flat, {outputs, inputs}, matrices, true, true, 0, blocks};
     };
     if (c.is_gpt2())
         return {{"ln_1.weight", &p.input_norm, {c.C}, norms},
                 {"ln_1.bias", &p.input_norm_bias, {c.C}, biases},
-                linear("attn.c_attn.weight", &p.qkv, c.qkv_size(), c.C),
-                {"attn.c_attn.bias", &p.qkv_bias, {c.qkv_size()}, biases},
+                linear("attn.c_attn.weight", &p.qkv, c.qkv_size(), c.C, 3),
+                {"attn.c_attn.bias", &p.qkv_bias, {c.qkv_size()}, biases, true, false, 0, 3},
                 linear("attn.c_proj.weight", &p.o, c.C, c.q_size()),
                 {"attn.c_proj.bias", &p.o_bias, {c.C}, biases},
                 {"ln_2.weight", &p.post_norm, {c.C}, norms},
@@ -233,6 +238,7 @@ struct Parameter : FlatParam {
     ParameterGroup group;
     bool transposed;      // in files: [in,out]
     uint32_t rng_stream;  // of random numbers
+    Slice slice;          // of the files' tensor
     // Elements first .. first+count lie in this rank's shard, from `place` on in a buffer of shards.
     int64_t first = 0, count = 0, place = 0;
 };
@@ -249,6 +255,7 @@ struct GatherBuffers {
 
 struct Parameters : ModelParameters {
     Sharding sharding;
+    Axis tensor;
     LayerRange layers;
     std::vector<Parameter> table;  // parameters that are present, in order
     std::vector<Segment> segments;
@@ -267,7 +274,7 @@ struct Parameters : ModelParameters {
 
     bool holds_embedding() const { return layers.first == 0; }
     bool holds_head() const { return layers.end == static_cast<int64_t>(blocks.size()); }
-    // Elements of the parameters that train, without gaps.
+    // Elements of the whole model's parameters that train.
     int64_t trained() const;
     // Whether a parameter of the segments before this one trains, or may, in layers that another model holds.
     bool trains_before(int64_t segment) const;
@@ -324,10 +331,12 @@ double flops_per_token(const Config& config, int64_t T);
 // The same of a model with frozen parameters, which count 4, as they have no gradient, and with adapters.
 double flops_per_token(const Parameters& parameters, const Config& config, int64_t T);
 
-// Fills the table and plans its buffers; without training, those of the weights only. frozen: see ModelOptions.
+// Fills the table and plans its buffers; without training, those of the weights only. config: the sizes of this rank of the tensor
+// axis. frozen: see ModelOptions.
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
-                     const Sharding& sharding, LayerRange layers, const std::vector<std::string>& frozen,
-                     bool frozen_codes, const Lora& lora, bool training, Arena& arena);
+                     const Sharding& sharding, const Axis& tensor, LayerRange layers,
+                     const std::vector<std::string>& frozen, bool frozen_codes, const Lora& lora,
+                     bool training, Arena& arena);
 // The weight of a parameter; of a coded one, in Parameters::decoded, from its codes, or into them.
 Tensor decode(const Context& context, const Parameters& p, const FlatParam& parameter);
 void encode(const Context& context, const Parameters& p, const FlatParam& parameter);

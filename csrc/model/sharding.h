@@ -1,4 +1,5 @@
-// Sharding levels: nothing (0), the state of the optimizer (1), also the gradients (2), also the weights (3).
+// Sharding among data-parallel ranks, which are meant by "rank" here. Levels: nothing (0), the state of the optimizer
+// (1), also the gradients (2), also the weights (3).
 // Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020.
 //
 // A shard ends at a multiple of 16 rows of a matrix (16 elements of a vector). All shards of a matrix have the same
@@ -24,7 +25,7 @@ struct Sharding {
 
     int64_t groups() const { return ranks / group; }
     int64_t place() const { return rank % group; }
-    // All ranks; with several groups, also the group and its replicas.
+    // All data-parallel ranks; with several groups, also the group and its replicas.
     int64_t communicators() const { return ranks == 1 ? 0 : groups() == 1 ? 1 : 3; }
     bool shares(int64_t from) const { return group > 1 && level >= from; }
     bool shares_states() const { return shares(1); }

@@ -104,6 +104,21 @@ void zero_padding(Model& m, int64_t segment) {
     }
 }
 
+void sum_partial_gradients(Model& m, int64_t segment) {
+    if (!m.tensor) return;
+    std::vector<Tensor> partial;
+    int64_t bytes = 0;
+    for (const FlatParam& flat : m.parameters.segments[segment].flat_params) {
+        if (!flat.partial) continue;
+        partial.push_back(m.parameters.gradient(flat));
+        bytes += 2 * partial.back().bytes();
+    }
+    if (partial.empty()) return;
+    grouped(m.context, *m.tensor, "all_reduce", bytes, [&] {
+        for (const Tensor& x : partial) all_reduce(m.context, *m.tensor, x);
+    });
+}
+
 void reduce_among(Model& m, Communicator& among, const Tensor& x, Reduction reduction) {
     follow_model(m);
     all_reduce(exchange_context(m), among, x, reduction);
@@ -149,7 +164,9 @@ void begin_gradients(Model& m, int64_t segment) {
 
 void reduce_gradients(Model& m, int64_t segment, const MicroBatch& micro_batch) {
     const Parameters& p = m.parameters;
-    if (is_alone(m) || (!p.sharding.shares_gradients() && !micro_batch.last)) return;
+    if (!p.sharding.shares_gradients() && !micro_batch.last) return;
+    sum_partial_gradients(m, segment);
+    if (is_alone(m)) return;
     follow_model(m);
     if (p.sharding.shares_gradients()) zero_padding(m, segment);
     const Context context = exchange_context(m);
@@ -182,6 +199,10 @@ void reduce_gradients(Model& m, int64_t segment, const MicroBatch& micro_batch) 
     const size_t index = p.buffer_of(segment);
     m.exchanges->reduced[index].record(m.exchanges->stream.handle);
     m.reducing[index] = true;
+}
+
+void sum_over_tensor(Model& m, const Tensor& x) {
+    if (m.tensor) all_reduce(m.context, *m.tensor, x);
 }
 
 void sum_over_ranks(Model& m, const Tensor& x) {

@@ -71,8 +71,11 @@ bool is_due(int64_t every, int64_t step) {
 void describe(Log& log, const Trainer& t, bool copies_state) {
     for (const auto& [heading, rows] : configuration_rows(t.options)) log.table(heading, rows);
     const Config& c = t.config;
+    const std::string mesh =
+        "tensor " + std::to_string(t.mesh.tensor.ranks) + ", data " + std::to_string(t.mesh.data.ranks);
     log.table("this run",
               {{"computes on", computing_device(t.options)},
+               {"mesh of devices", mesh},
                {"parameters", grouped(count_parameters(c))},
                {"parameters that train", grouped(t.model.parameters.trained())},
                {"layers, channels, heads", std::to_string(c.L) + ", " + std::to_string(c.C) + ", " +
@@ -242,7 +245,7 @@ struct Loop {
         std::string text;
         const auto make = [&] { text = sample_text(t); };
         // Shared weights are gathered meanwhile: a rank that fails cannot keep the others from waiting for it.
-        t.model.options.sharding.shares_weights() ? make() : t.ranks.together("sample", make);
+        t.model.options.passes_exchange() ? make() : t.ranks.together("sample", make);
         t.ranks.together("log", [&] { log.sample(t.step, text); });
     }
 

@@ -81,7 +81,7 @@ py::dict step(LockedTrainer& t, const Ids& tokens, const Ids& targets, bool coun
     {
         const Turn turn(t);
         std::optional<int64_t> count;
-        if (counted) count = static_cast<int64_t>(t.ranks.sum("targets", static_cast<double>(own)));
+        if (counted) count = static_cast<int64_t>(t.sum_over_data("targets", static_cast<double>(own)));
         if (count == 0) fail("step: expected a target that counts, found only -100");
         t.start_step(batch, count);
         result = t.finish_step();
@@ -104,7 +104,7 @@ double loss_of(LockedTrainer& t, const Ids& tokens, const Ids& targets) {
     const int64_t rows = tokens.shape(0), T = tokens.shape(1);
     const int32_t *from = tokens.data(), *to = targets.data();
     const Turn turn(t);
-    if (t.model.options.sharding.shares_weights())  // which all ranks gather equally often
+    if (t.model.options.passes_exchange())  // equally often on all ranks
         for (const double each : t.ranks.gather("rows", static_cast<double>(rows)))
             if (each != static_cast<double>(rows))
                 fail("validate: expected as many rows on all ranks, which share the weights, found ", rows,
@@ -136,7 +136,7 @@ py::dict parameters(LockedTrainer& t) {
     py::dict all;
     std::vector<float*> to;
     for (const Parameter& p : t.model.parameters.table) {
-        py::array_t<float> values(p.shape);
+        py::array_t<float> values(p.slice.whole);
         to.push_back(values.mutable_data());
         all[p.name.c_str()] =
             p.group.adapter && p.transposed ? py::object(values.attr("T")) : values;  // as in files

@@ -222,6 +222,18 @@ void check_frozen_codes(const Options& o) {
         fail("--frozen-dtype fp8: expected --matmul-dtype storage, found fp8");
 }
 
+void check_tp(const Options& o) {
+    const auto refuse = [&](bool found, const char* flag, const char* expected) {
+        if (found) fail("--tp ", o.tp, ": expected ", expected, ", found --", flag);
+    };
+    refuse(o.matmul_dtype == MatmulDType::fp8, "matmul-dtype fp8", "--matmul-dtype storage");
+    refuse(o.frozen_dtype == MatmulDType::fp8, "frozen-dtype fp8", "--frozen-dtype storage");
+    refuse(o.lora > 0, "lora", "no adapters");
+    // Random bits are those of the whole tensor, which a part of its columns does not number yet.
+    refuse(is_narrow(o.optimizer_state), "optimizer-state bf16", "--optimizer-state f32");
+    refuse(o.dtype == DType::bf16 && !o.master_weights, "master-weights off", "--master-weights on");
+}
+
 // Checks combinations of values, and replaces none and auto by their meaning where the machine does not matter.
 void resolve(Options& options) {
     for (std::string* data : {&options.train_data, &options.val_data})
@@ -257,9 +269,10 @@ void resolve(Options& options) {
         fail("--loss-scale ", options.loss_scale, ": expected a power of two with --dtype fp16, or 0, found ",
              fp16 ? "another number" : "--dtype " + std::string(weights.name));
     check_lora(options);
+    if (options.tp > 1) check_tp(options);
     if (options.frozen_dtype == MatmulDType::fp8) check_frozen_codes(options);
     if (options.out.empty()) fail("--out: expected a directory, found \"\"");
-    micro_batches(options, 1);
+    micro_batches(options, options.tp);
 }
 
 }  // namespace
@@ -342,7 +355,9 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
     m.frozen_codes = o.frozen_dtype == MatmulDType::fp8;
     m.lora = {o.lora, o.lora_alpha > 0 ? o.lora_alpha : static_cast<double>(o.lora),
               split_list(o.lora_targets)};
-    m.sharding = {rank, ranks, o.zero, shard_group(o, ranks), o.reduce_dtype};
+    const Mesh mesh = mesh_of(o, rank, ranks);
+    m.tensor = mesh.tensor;
+    m.sharding = {mesh.data.rank, mesh.data.ranks, o.zero, shard_group(o, mesh.data.ranks), o.reduce_dtype};
     if (!fp8) return m;
     const bool fnuz = device_properties().fp8 == Fp8Units::fnuz;
     m.fp8.emplace();
@@ -357,7 +372,14 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
     return m;
 }
 
+Mesh mesh_of(const Options& o, int64_t rank, int64_t ranks) {
+    if (ranks % o.tp != 0)
+        fail("--tp ", o.tp, ": expected a divisor of the number of devices, found ", ranks, " devices");
+    return make_mesh(rank, ranks, o.tp);
+}
+
 int64_t micro_batches(const Options& o, int64_t devices) {
+    devices = mesh_of(o, 0, devices).data.ranks;
     CHECK(devices > 0);
     // Beyond, bytes of activations and of a step's tokens would not be numbers of 64 bits; no device has the
     // memory.
@@ -372,8 +394,8 @@ int64_t micro_batches(const Options& o, int64_t devices) {
         fail(
             "--total-batch-size: micro-batches do not divide it: expected a multiple of batch-size * "
             "seq-len * ",
-            "devices = ", o.batch_size, " * ", o.seq_len, " * ", devices, " = ", micro, " tokens, found ",
-            o.total_batch_size);
+            o.tp > 1 ? "devices / tp = " : "devices = ", o.batch_size, " * ", o.seq_len, " * ", devices,
+            " = ", micro, " tokens, found ", o.total_batch_size);
     return std::max<int64_t>(1, o.total_batch_size / micro);
 }
 

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <new>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -105,8 +104,9 @@ void check_launch(const Ranks& ranks, const Options& options) {
     if (ranks.count > 1 && options.devices > 1 && options.devices != ranks.count)
         fail("--devices ", options.devices, ": expected 1, or as many as the launcher has started, found ",
              ranks.count, " processes");
-    micro_batches(options, ranks.count);
-    shard_group(options, std::max(ranks.count, options.devices));
+    const int64_t devices = std::max(ranks.count, options.devices);
+    micro_batches(options, devices);
+    shard_group(options, mesh_of(options, 0, devices).data.ranks);
 }
 
 std::vector<std::string> Ranks::exchange(const char* kind, const std::string& text, bool failed) const {
@@ -130,11 +130,6 @@ std::vector<double> Ranks::gather(const char* kind, double number) const {
         std::memcpy(&numbers.emplace_back(), text.data(), sizeof number);
     }
     return numbers;
-}
-
-double Ranks::sum(const char* kind, double number) const {
-    const std::vector<double> numbers = gather(kind, number);
-    return std::accumulate(numbers.begin(), numbers.end(), 0.0);
 }
 
 void Ranks::barrier() const {

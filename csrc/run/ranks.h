@@ -64,8 +64,6 @@ struct Ranks {
     // together() does.
     std::vector<double> gather(const char* kind, double number) const;
     std::vector<std::string> gather(const char* kind, const std::string& text) const;
-    // The sum of the ranks' numbers, in the order of ranks. kind: as in gather().
-    double sum(const char* kind, double number) const;
     void barrier() const;
     // After an error that is not agreed on: tells the other ranks, ends the device's collectives, and sends nothing any more.
     void abandon() const;

@@ -46,12 +46,22 @@ struct Counter {
     static bool is_fp8(DType dtype) { return size_of(dtype) == 1; }
 };
 
+// Bytes that a rank sends in a step for tensor parallelism: two sums of the residual stream's size per block, forward and backward.
+double bytes_over_tensor(const Trainer& t) {
+    const ModelOptions& o = t.model.options;
+    const auto ranks = static_cast<double>(o.tensor.ranks);
+    const double stream =
+        static_cast<double>(t.tokens_per_rank() * t.config.C * size_of(o.precision.weights));
+    return 4 * static_cast<double>(t.config.L) * stream * 2 * (ranks - 1) / ranks;
+}
+
 // Bytes that a rank sends in a step (model/zero.h): each gradient is summed, and each weight gathered, over the group.
 double exchanged_bytes(const Trainer& t) {
     const Sharding& s = t.model.options.sharding;
-    if (s.ranks == 1) return 0;
+    const double over_tensor = bytes_over_tensor(t);
+    if (s.ranks == 1) return over_tensor;
     const auto passes = static_cast<double>(t.accumulation);
-    const auto elements = static_cast<double>(t.model.parameters.trained());
+    const auto elements = static_cast<double>(t.model.parameters.trained() / t.mesh.tensor.ranks);
     const Precision& p = t.model.options.precision;
     const double gradients = elements * static_cast<double>(size_of(s.sums.value_or(p.gradients)));
     const double weights = elements * static_cast<double>(size_of(p.weights));
@@ -59,7 +69,7 @@ double exchanged_bytes(const Trainer& t) {
     double bytes = part * gradients * (s.shares_gradients() ? passes : 1);
     bytes += part * (s.shares_weights() ? 2 * passes * weights : s.shares_states() ? weights : gradients);
     const auto replicas = static_cast<double>(s.groups());
-    return bytes + 2 * (replicas - 1) / replicas * gradients / group;
+    return over_tensor + bytes + 2 * (replicas - 1) / replicas * gradients / group;
 }
 
 }  // namespace
@@ -114,7 +124,7 @@ std::string assumptions(const PlannedDevice& device) {
 Estimate estimate_step(Trainer& t, const PlannedDevice& device) {
     Model& m = t.model;
     Estimate sum;
-    sum.memory = m.arena.bytes() + runtime_bytes(m.options.sharding);
+    sum.memory = m.arena.bytes() + runtime_bytes(m.options);
     Counter counter{device, sum};
     const Observer observer{
         .before = {}, .after_run = {}, .after_copy = {}, .planned = [&](const Call& call) {

@@ -36,21 +36,22 @@ int64_t read_validation_batch(Trainer& t, int64_t number) {
 double validate(Trainer& t) {
     const Options& options = t.options;
     const Ranks& ranks = t.ranks;
+    const Axis& data = t.mesh.data;
     const Range range("validation");
     if (!t.data.val) fail("validation: expected --val-data, found none");
     const GemmTuning tuning(t.model.gemms, options.tune);  // of the same shapes as in training
-    // Rank r takes batches r, r + ranks, ...; where they do not divide, the last ones compute one that does not count.
+    // Data-parallel rank r takes batches r, r + ranks, ...; where they do not divide, the last ones compute one that does not count.
     const int64_t B = options.batch_size, batches = t.data.val->validation_batches(options.val_steps);
     std::vector<double> losses(static_cast<size_t>(batches)), counted = losses;
-    for (int64_t first = 0; first < batches; first += ranks.count) {
-        const int64_t own = std::min(first + ranks.own, batches - 1);
+    for (int64_t first = 0; first < batches; first += data.ranks) {
+        const int64_t own = std::min(first + data.rank, batches - 1);
         int64_t tokens = 0;
         ranks.together("validation data", [&] { tokens = read_validation_batch(t, own); });
         const std::vector<double> all_ranks = ranks.gather("loss", loss_of_batch(t, B, options.seq_len)),
                                   their_tokens = ranks.gather("targets", static_cast<double>(tokens));
-        for (int64_t rank = 0; rank < std::min(ranks.count, batches - first); rank++) {
-            losses[first + rank] = all_ranks[rank];
-            counted[first + rank] = their_tokens[rank];
+        for (int64_t rank = 0; rank < std::min(data.ranks, batches - first); rank++) {
+            losses[first + rank] = all_ranks[t.mesh.rank_of(0, rank)];
+            counted[first + rank] = their_tokens[t.mesh.rank_of(0, rank)];
         }
     }
     double sum = 0, rows = 0;
@@ -99,7 +100,7 @@ std::vector<Score> evaluate(Trainer& t) {
     CHECK(t.in_flight() == 0);
     std::vector<Score> scores;
     for (const Questions& each : t.data.questions)
-        scores.push_back(score(each, likelihoods(t.model, each, t.ranks, t.between)));
+        scores.push_back(score(each, likelihoods(t.model, each, t.ranks, t.mesh, t.between)));
     return scores;
 }
 

@@ -19,10 +19,10 @@ struct Room {
     DeviceMemoryInfo device;
     int64_t later;  // taken by the runtime
 };
-Room room_for(const Options& options, const Sharding& sharding, Backend backend) {
+Room room_for(const Options& options, const ModelOptions& model, Backend backend) {
     const int64_t given = options.device_memory.bytes;  // another machine's device, all of it free
     if (backend == Backend::host && given == 0) return {device_memory(), 0};
-    return {given > 0 ? DeviceMemoryInfo{given, given} : device_memory(), runtime_bytes(sharding)};
+    return {given > 0 ? DeviceMemoryInfo{given, given} : device_memory(), runtime_bytes(model)};
 }
 
 std::string gib(int64_t bytes) {
@@ -38,7 +38,7 @@ struct Change {
     Options options;
 };
 
-// The changes of each kind, the smallest first.
+// The changes of each kind, the smallest first. ranks: of the data axis.
 std::vector<Change> sharding_changes(const Options& o, int64_t ranks) {
     std::vector<Change> changes;
     const int64_t now = shard_group(o, ranks);
@@ -84,7 +84,7 @@ std::vector<Change> batch_changes(const Options& o, int64_t ranks) {
     for (int64_t parts = 1; parts * parts <= o.batch_size; parts++)
         if (o.batch_size % parts == 0) batches.insert({parts, o.batch_size / parts});
     batches.erase(o.batch_size);
-    const int64_t tokens = micro_batches(o, ranks) * ranks * o.batch_size * o.seq_len;
+    const int64_t tokens = micro_batches(o, ranks * o.tp) * ranks * o.batch_size * o.seq_len;
     const std::string keep = o.total_batch_size ? "" : " --total-batch-size " + std::to_string(tokens);
     std::vector<Change> changes;
     for (const int64_t batch : batches) {
@@ -120,10 +120,11 @@ int64_t planned_bytes(const Config& config, const Options& options, int64_t rank
 // Flags of the smallest change with which the arena has at most `free` bytes: more recomputation, then smaller micro-batches, then
 // fewer bytes per parameter, then all of them. Empty: none suffice.
 std::string least_change(const Config& config, const Options& options, int64_t ranks, int64_t free) {
+    const int64_t data_ranks = ranks / options.tp;
     const std::function<std::vector<Change>(const Options&)> kinds[] = {
-        fp8_changes, [&](const Options& o) { return sharding_changes(o, ranks); },
+        fp8_changes, [&](const Options& o) { return sharding_changes(o, data_ranks); },
         [&](const Options& o) { return recompute_changes(o, config.L); },
-        [&](const Options& o) { return batch_changes(o, ranks); }, precision_changes};
+        [&](const Options& o) { return batch_changes(o, data_ranks); }, precision_changes};
     for (const auto& kind : kinds)
         for (const Change& change : kind(options))
             if (planned_bytes(config, change.options, ranks) <= free) return change.flags;
@@ -139,11 +140,11 @@ std::string least_change(const Config& config, const Options& options, int64_t r
 
 }  // namespace
 
-int64_t runtime_bytes(const Sharding& sharding) {
+int64_t runtime_bytes(const ModelOptions& options) {
     // For kernels that it loads at their first call, graphs and the matrix products' library; and of NCCL, which makes a
     // communicator's buffers at its first collective. On two H100s a run with three communicators took 0.97 GiB in all.
     constexpr int64_t loaded = int64_t{512} << 20, communicator = int64_t{192} << 20;
-    return loaded + sharding.communicators() * communicator;
+    return loaded + options.communicators() * communicator;
 }
 
 std::vector<MemoryRow> memory_rows(const Model& model, bool allocated) {
@@ -170,21 +171,20 @@ Options with_fp8_weights(const Config& config, const Options& options, int64_t r
     chosen.fp8_weights = Fp8Weights::stored;
     // Besides the model: a step's tokens, and the copies of --verify-every.
     constexpr int64_t beside = int64_t{1} << 30;
-    const Room room =
-        room_for(options, model_options(options, 0, ranks).sharding, computing_context().backend);
+    const Room room = room_for(options, model_options(options, 0, ranks), computing_context().backend);
     if (planned_bytes(config, chosen, ranks) + beside > room.device.free - room.later)
         chosen.fp8_weights = Fp8Weights::recomputed;
     return chosen;
 }
 
 void check_memory(const Model& model, const Options& options) {
-    const auto [device, later] = room_for(options, model.options.sharding, model.context.backend);
+    const auto [device, later] = room_for(options, model.options, model.context.backend);
     const int64_t needed = model.arena.bytes() + later;
     if (needed <= device.free) return;
     // The trainer's own tensors in the arena: a step's tokens, whatever the flags.
-    const int64_t ranks = model.options.sharding.ranks;
-    const int64_t beside = model.arena.bytes() - planned_bytes(model.config, options, ranks);
-    const std::string change = least_change(model.config, options, ranks, device.free - later - beside);
+    const int64_t ranks = model.options.sharding.ranks * model.options.tensor.ranks;
+    const int64_t beside = model.arena.bytes() - planned_bytes(model.whole, options, ranks);
+    const std::string change = least_change(model.whole, options, ranks, device.free - later - beside);
     fail("memory: the run needs ", gib(needed), ", the device has ", gib(device.free), " free of ",
          gib(device.total),
          change.empty() ? "; no recomputation, batch size or precision makes it fit"

@@ -15,7 +15,7 @@ struct MemoryRow {
 };
 
 // The memory that a device's runtime takes beside the model.
-int64_t runtime_bytes(const Sharding& sharding);
+int64_t runtime_bytes(const ModelOptions& options);
 
 // The model's tensors by group, and the memory of the runtime and of other programs.
 std::vector<MemoryRow> memory_rows(const Model& model, bool allocated);

@@ -1,5 +1,6 @@
 #include "train/save.h"
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -13,6 +14,7 @@
 #include "model/zero.h"
 #include "platform/ranges.h"
 #include "platform/usage.h"
+#include "train/collect.h"
 
 namespace llamac {
 namespace {
@@ -53,6 +55,12 @@ Manifest manifest(const Trainer& t) {
     return m;
 }
 
+// The shape of a whole parameter.
+Tensor shape_of(const Parameter& parameter, DType dtype) {
+    const std::vector<int64_t>& whole = parameter.slice.whole;
+    return whole.size() == 1 ? shaped(dtype, {whole[0]}) : shaped(dtype, {whole[0], whole[1]});
+}
+
 // The rank that writes the weight; -1: none. PEFT reads adapters from one file.
 int64_t writer_of(const Trainer& t, const Parameter& parameter) {
     if (t.model.lora) return parameter.group.adapter ? 0 : -1;
@@ -64,13 +72,15 @@ Tensors own_weights(const Trainer& t) {
     Tensors own;
     for (const Parameter& parameter : p.table)
         if (writer_of(t, parameter) == t.ranks.own)
-            own.push_back({parameter.name, p.weight(parameter), parameter.transposed});
+            own.push_back({parameter.name, shape_of(parameter, t.model.options.precision.weights),
+                           parameter.transposed});
     return own;
 }
 
-void write_weights(Trainer& t, FileWriter& file) {
-    const Tensors own = own_weights(t);
-    // Sharded weights are gathered by all ranks, also by one that cannot write its own.
+// Writes the tensors of a file. visit: calls its argument with each of them, in their order, and takes part in the exchanges by which
+// ranks collect tensors, also where this one cannot write its own.
+using Visit = std::function<void(const NamedTensor&)>;
+void write_tensors(FileWriter& file, const Tensors& own, const std::function<void(const Visit&)>& visit) {
     std::optional<SafetensorsWriter> writer;
     std::exception_ptr error;
     const auto attempt = [&](const auto& write) {
@@ -81,11 +91,19 @@ void write_weights(Trainer& t, FileWriter& file) {
         }
     };
     attempt([&] { writer.emplace(file, own); });
-    visit_weights(t, [&](const Parameter& parameter, const Tensor& weight) {
-        if (writer_of(t, parameter) == t.ranks.own)
-            attempt([&] { writer->write({parameter.name, weight, parameter.transposed}); });
-    });
+    visit([&](const NamedTensor& tensor) { attempt([&] { writer->write(tensor); }); });
     if (error) std::rethrow_exception(error);
+}
+
+// Those that this rank writes.
+void visit_own_weights(Trainer& t, const Visit& visit) {
+    const auto is_own = [&t](const Parameter& parameter) { return writer_of(t, parameter) == t.ranks.own; };
+    visit_weights(
+        t,
+        [&](const Parameter& parameter, const Tensor& weight) {
+            if (is_own(parameter)) visit({parameter.name, weight, parameter.transposed});
+        },
+        is_own);
 }
 
 // model.safetensors.index.json, by which transformers finds the files of the ranks.
@@ -94,20 +112,57 @@ std::string index_text(const Trainer& t) {
     nlohmann::ordered_json index;
     int64_t bytes = 0;
     for (const Parameter& parameter : p.table)
-        bytes += parameter.elements() * size_of(t.model.options.precision.weights);
+        bytes += parameter.slice.elements() * size_of(t.model.options.precision.weights);
     index["metadata"]["total_size"] = bytes;
     for (const Parameter& parameter : p.table)
         index["weight_map"][parameter.name] = shard_name("model", t.ranks, writer_of(t, parameter));
     return index.dump(2) + "\n";
 }
 
+// With tensor parallelism, one rank writes all of a tensor.
+bool writes_state(const Trainer& t, const Parameter& parameter) {
+    return parameter.trains && t.model.parameters.writer_of(parameter, t.ranks.count) == t.ranks.own;
+}
+
 Tensors own_optimizer_tensors(const Trainer& t) {
-    Tensors tensors = optimizer_tensors(t.model.parameters);
+    const Parameters& p = t.model.parameters;
+    Tensors tensors;
+    if (p.tensor.ranks == 1) tensors = optimizer_tensors(p);
+    for (const auto& [prefix, buffer] : optimizer_buffers(p))
+        for (const Parameter& parameter : p.table)
+            if (p.tensor.ranks > 1 && writes_state(t, parameter))
+                tensors.push_back({prefix + parameter.name, shape_of(parameter, buffer.dtype)});
     if (!t.ranks.is_first()) return tensors;
     for (const auto& of : {fp8_tensors(t.model), loss_scale_tensors(t.model)})
         tensors.insert(tensors.end(), of.begin(), of.end());
     if (t.model.lora) tensors.push_back({base_name, t.model.lora->base});
     return tensors;
+}
+
+void visit_state(Trainer& t, const Visit& visit) {
+    Tensors own = own_optimizer_tensors(t);
+    const Parameters& p = t.model.parameters;
+    auto next = own.begin();
+    std::vector<std::vector<char>> memory;
+    for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
+        if (p.tensor.ranks == 1) break;
+        for (const Segment& segment : p.segments)
+            for (const FlatParam& flat : segment.flat_params) {
+                std::vector<Whole> wholes;
+                memory.clear();
+                const auto begin = next;
+                for (const Parameter& each : p.table)
+                    if (writes_state(t, each) && each.offset >= flat.offset &&
+                        each.offset < flat.offset + flat.elements()) {
+                        next->tensor.data =
+                            memory.emplace_back(static_cast<size_t>(next->tensor.bytes())).data();
+                        wholes.push_back({&each, next++->tensor.data});
+                    }
+                collect_state(t.model, buffer, flat, wholes);
+                std::for_each(begin, next, visit);
+            }
+    }
+    std::for_each(next, own.end(), visit);
 }
 
 // adapter_config.json, as PEFT writes it.
@@ -142,7 +197,9 @@ std::vector<CheckpointFile> checkpoint_files(Trainer& t, const char* copy = null
     const bool adapters = t.model.lora.has_value(), writes_weights = !adapters || ranks.is_first();
     const std::string weights_name = adapters ? adapter_file : shard_name("model", ranks, ranks.own),
                       optimizer_name = shard_name("optimizer", ranks, ranks.own);
-    const auto take_part = [&t] { visit_weights(t, [](const Parameter&, const Tensor&) {}); };
+    const auto take_part = [&t] {
+        visit_weights(t, [](const Parameter&, const Tensor&) {}, [](const Parameter&) { return false; });
+    };
     if (copy) {
         if (writes_weights) files.push_back({weights_name, "weights", rank, writing_copy(weights, copy)});
         files.push_back(
@@ -150,14 +207,24 @@ std::vector<CheckpointFile> checkpoint_files(Trainer& t, const char* copy = null
     } else {
         if (writes_weights)
             files.push_back({weights_name, "weights", rank,
-                             [&t](FileWriter& file) { write_weights(t, file); }, take_part});
-        const std::function<void()> before = writes_weights ? std::function<void()>() : take_part;
+                             [&t, weights](FileWriter& file) {
+                                 write_tensors(file, weights,
+                                               [&](const Visit& visit) { visit_own_weights(t, visit); });
+                             },
+                             take_part});
+        const auto before = [take_part, writes_weights] {
+            if (!writes_weights) take_part();
+        };
         files.push_back({optimizer_name, "optimizer", rank,
-                         [optimizer_state, before](FileWriter& file) {
-                             if (before) before();
-                             write_safetensors(file, optimizer_state);
+                         [&t, optimizer_state, before](FileWriter& file) {
+                             before();
+                             write_tensors(file, optimizer_state,
+                                           [&](const Visit& visit) { visit_state(t, visit); });
                          },
-                         before});
+                         [&t, before] {
+                             before();
+                             visit_state(t, [](const NamedTensor&) {});
+                         }});
     }
     if (!ranks.is_first()) return files;
     if (adapters)
@@ -171,13 +238,24 @@ std::vector<CheckpointFile> checkpoint_files(Trainer& t, const char* copy = null
 
 }  // namespace
 
-void visit_weights(Trainer& t, const std::function<void(const Parameter&, const Tensor& weight)>& visit) {
+void visit_weights(Trainer& t, const std::function<void(const Parameter&, const Tensor& weight)>& visit,
+                   const std::function<bool(const Parameter&)>& wanted) {
     Model& model = t.model;
     const Parameters& p = model.parameters;
     model.gathered = {};
     for (const Parameter& parameter : p.table) {
         gather_weights(model, parameter.segment, -1);
-        const Tensor weight = decode(model.context, p, parameter);
+        Tensor weight = decode(model.context, p, parameter);
+        std::vector<char> memory;
+        if (parameter.slice.split) {
+            const Tensor part = weight;
+            weight = shape_of(parameter, part.dtype);
+            if (!wanted || wanted(parameter)) {
+                memory.resize(static_cast<size_t>(weight.bytes()));
+                weight.data = memory.data();
+            }
+            collect_weight(model, parameter, part, weight.data);
+        }
         if (model.options.sharding.shares_weights() || parameter.coded) {
             const Event gathered;
             gathered.record(model.stream.handle);
@@ -253,10 +331,8 @@ void start_save(Trainer& t, AsyncSaves& saves, const OpenFolder& out) {
         copy_bytes_async(t.model.context, to, tensor.data, tensor.bytes());
         to += tensor.bytes();
     };
-    visit_weights(t, [&](const Parameter& parameter, const Tensor& weight) {
-        if (writer_of(t, parameter) == t.ranks.own) copy(weight);
-    });
-    for (const NamedTensor& each : own_optimizer_tensors(t)) copy(each.tensor);
+    visit_own_weights(t, [&](const NamedTensor& weight) { copy(weight.tensor); });
+    visit_state(t, [&](const NamedTensor& state) { copy(state.tensor); });
     const Event copied;
     copied.record(t.model.stream.handle);
     copied.wait();

@@ -11,8 +11,10 @@
 
 namespace llamac {
 
-// Calls visit for each parameter with its whole weight, which is valid until visit returns.
-void visit_weights(Trainer& t, const std::function<void(const Parameter&, const Tensor& weight)>& visit);
+// Calls visit for each parameter with its whole weight, which is valid until visit returns. wanted: those of which this rank wants the
+// weight; others may have no data. By default all.
+void visit_weights(Trainer& t, const std::function<void(const Parameter&, const Tensor& weight)>& visit,
+                   const std::function<bool(const Parameter&)>& wanted = {});
 // Writes OUT/step_NNNNNN; returns its path.
 std::string save(Trainer& t, const OpenFolder& out);
 // Writes the same into a directory of any name, which must not exist; among a run's checkpoints, under the run's lock.

@@ -93,15 +93,15 @@ std::string checksums(const std::vector<Questions>& all) {
 }
 
 std::vector<double> likelihoods(Model& model, const Questions& questions, const Ranks& ranks,
-                                const std::function<void()>& between) {
+                                const Mesh& mesh, const std::function<void()>& between) {
     const Range range("evaluation");
     const Passes passes(questions, model.options.batch_size, model.options.seq_len);
     std::vector<double> own(questions.choices.size(), 0.0);
     PassBuffers buffers;
     // Weights are gathered by all ranks together: where the passes do not divide, some compute the last one for nothing.
     const auto count = static_cast<int64_t>(passes.batches.size());
-    for (int64_t first = 0; first < count; first += ranks.count) {
-        const int64_t number = first + ranks.own;
+    for (int64_t first = 0; first < count; first += mesh.data.ranks) {
+        const int64_t number = first + mesh.data.rank;
         const ChoiceBatch batch = passes.batches[std::min(number, count - 1)];
         read_batch(model, passes, batch, buffers);
         const int64_t T = passes.row(batch[0]).length;
@@ -116,7 +116,9 @@ std::vector<double> likelihoods(Model& model, const Questions& questions, const 
     if (ranks.count == 1) return own;
     const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(double));
     std::vector<double> all(own.size(), 0.0);
-    for (const std::string& text : ranks.gather("likelihoods", bytes)) {
+    const std::vector<std::string> texts = ranks.gather("likelihoods", bytes);
+    for (int64_t rank = 0; rank < mesh.data.ranks; rank++) {
+        const std::string& text = texts[mesh.rank_of(0, rank)];
         std::memcpy(own.data(), text.data(), text.size());
         for (size_t i = 0; i < all.size(); i++) all[i] += own[i];
     }

@@ -277,6 +277,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     : options(o),
       config(naming_run_config(o, [&] { return model_config(o, warnings); })),
       ranks(among),
+      mesh(mesh_of(o, ranks.own, ranks.count)),
       accumulation(micro_batches(o, ranks.count)),
       data_skip(o.data_skip),
       data(naming_run_config(
@@ -380,6 +381,13 @@ void Trainer::agree_with_ranks() {
     warn(take_first_ranks_choices(model.gemms));
 }
 
+double Trainer::sum_over_data(const char* kind, double number) const {
+    const std::vector<double> numbers = ranks.gather(kind, number);
+    double sum = 0;
+    for (int64_t rank = 0; rank < mesh.data.ranks; rank++) sum += numbers[mesh.rank_of(0, rank)];
+    return sum;
+}
+
 void Trainer::fill_batches(const Fill& fill) {
     ranks.together("training data", [&] {
         for (int64_t micro = 0; micro < accumulation; micro++) {
@@ -387,8 +395,8 @@ void Trainer::fill_batches(const Fill& fill) {
             if (fill)
                 fill(micro, batch.tokens, batch.targets);
             else
-                data.train->micro_batch(step, micro, ranks.own, ranks.count, batch.tokens, batch.targets,
-                                        data_skip, batch.first);
+                data.train->micro_batch(step, micro, mesh.data.rank, mesh.data.ranks, batch.tokens,
+                                        batch.targets, data_skip, batch.first);
             if (fill || !data.train->is_packed)
                 batches.find_documents(batch, options.batch_size, options.seq_len);
         }
@@ -440,7 +448,7 @@ void Trainer::start_step(const Fill& fill, std::optional<int64_t> counted) {
     fill_batches(fill);
     // If no target of the step counts, its loss and gradients are 0 for any scale.
     if (!fill && (data.train->is_packed || data.train->masking))
-        counted = std::max<int64_t>(ranks.sum("targets", batches.counted_targets(step)), 1);
+        counted = std::max<int64_t>(sum_over_data("targets", batches.counted_targets(step)), 1);
     StepBuffers& b = buffers_of(step);
     // The first step has all products that are worth a timing; samples have others at every length.
     const bool first = !optimizer.launched;
@@ -453,7 +461,7 @@ void Trainer::start_step(const Fill& fill, std::optional<int64_t> counted) {
     CHECK(!counted || *counted > 0);
     b.of_counted = counted ? static_cast<double>(tokens_per_step()) / static_cast<double>(*counted) : 1;
     follow_loss_scale(model, b.of_counted);
-    const double of_mean = 1.0 / static_cast<double>(accumulation * ranks.count) * b.of_counted;
+    const double of_mean = 1.0 / static_cast<double>(accumulation * mesh.data.ranks) * b.of_counted;
     b.dloss.data[0] = static_cast<float>(of_mean / static_cast<double>(options.batch_size * options.seq_len));
     set_dloss(model, b.dloss.data);
     queue_micro_batches(b, verified);
@@ -507,7 +515,7 @@ StepResult Trainer::finish_step() {
                                          : "; --loss-scale 0 reduces it where a step overflows");
         });
     const double loss =
-        ranks.sum("loss", mean(b.losses.data, tokens_per_rank())) / static_cast<double>(ranks.count);
+        sum_over_data("loss", mean(b.losses.data, tokens_per_rank())) / static_cast<double>(mesh.data.ranks);
     return {finished,
             loss * b.of_counted,
             grad_norm(b.squares.data[0], scaled ? scale : 1),
@@ -529,7 +537,7 @@ std::vector<Saturated> Trainer::saturated_tensors(const int32_t* counts) const {
         std::istringstream numbers(text);
         for (int64_t slot = 0, count = 0; numbers >> slot >> count;) all_ranks[slot] += count;
     }
-    const int64_t rows = options.batch_size * options.seq_len, passes = accumulation * ranks.count;
+    const int64_t rows = options.batch_size * options.seq_len, passes = accumulation * mesh.data.ranks;
     std::vector<Saturated> tensors;
     for (const auto& [slot, count] : all_ranks)
         tensors.push_back(

@@ -31,6 +31,7 @@ struct Trainer {
     void warn(const std::string& line);  // adds a line to the warnings, unless it is empty
     const Config config;
     const Ranks& ranks;
+    const Mesh mesh;             // of the ranks
     const int64_t accumulation;  // micro-batches per step and rank
     int64_t data_skip;           // sequences of the data's order that the run has left out
     const RunData data;
@@ -66,7 +67,9 @@ struct Trainer {
     // Waits for the oldest step in flight. Throws Error if it was verified and a result differs.
     StepResult finish_step();
 
-    int64_t tokens_per_step() const { return tokens_per_rank() * ranks.count; }
+    // The sum over data-parallel ranks of a number that the ranks of a tensor axis have alike. kind: as in Ranks::gather.
+    double sum_over_data(const char* kind, double number) const;
+    int64_t tokens_per_step() const { return tokens_per_rank() * mesh.data.ranks; }
     int64_t tokens_per_rank() const { return accumulation * options.batch_size * options.seq_len; }
 
   private:

@@ -1,0 +1,158 @@
+"""Meshes of tensor and data parallelism: the losses, gradients and checkpoints of one rank."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from launch import as_ranks, needs
+from run import ROOT, T, assert_same_state, events, flags, losses, numbers, one_line, tensors
+
+pytestmark = pytest.mark.program
+SHORT = {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
+ALONE = {"batch_size": 4}
+MESHES = {
+    "tp 2": {"devices": 2, "tp": 2, "batch_size": 4},
+    "tp 4": {"devices": 4, "tp": 4, "batch_size": 4},
+    "tp 2 dp 2": {"devices": 4, "tp": 2, "batch_size": 2},
+}
+# Sizes that meshes divide. The vocabularies of 97 and 101 are not among them.
+CHANGES = {
+    "tied-gqa": {"intermediate_size": 132},
+    "untied-mha": {"intermediate_size": 152},
+    "qwen3": {"num_key_value_heads": 2},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _gloo(build):
+    needs(build, "GLOO", devices=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Writes the configuration of a model."""
+
+    def write(name: str) -> dict:
+        config = json.loads((ROOT / f"tests/models/{name}.json").read_text()) | CHANGES.get(name, {})
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(config))
+        return {"model": path}
+
+    return write
+
+
+def compare(a, b) -> None:
+    np.testing.assert_allclose(losses(a), losses(b), rtol=2e-6)
+    np.testing.assert_allclose(numbers(a), numbers(b), rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("untied-mha", "tp 4"),
+        ("qwen2", "tp 2"),
+        ("qwen3", "tp 2"),
+        ("gpt2", "tp 4"),
+        pytest.param("tied-gqa", "tp 2", marks=pytest.mark.slow),
+        pytest.param("qwen3", "tp 2 dp 2", marks=pytest.mark.slow),
+        pytest.param("gpt2", "tp 2 dp 2", marks=pytest.mark.slow),
+    ],
+)
+def test_the_numbers_of_one_rank(train, data, tmp_path, model, name, mesh):
+    """In f32, with clipped gradients; and the first gradients by the first moments, tensor by tensor."""
+    more = {"total_batch_size": 8 * T, "grad_clip": 0.5} | SHORT | model(name)
+    for out, of in (("alone", ALONE), ("mesh", MESHES[mesh])):
+        train(*flags(data, tmp_path / out, **more | of | {"steps": 20}))
+        train(*flags(data, tmp_path / f"{out}1", **more | of | {"steps": 1, "warmup_steps": 0}))
+    compare(tmp_path / "mesh", tmp_path / "alone")
+    found, expected = (tensors(tmp_path / f"{of}1/step_000001", "optimizer") for of in ("mesh", "alone"))
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        if key.startswith("m."):
+            scale = np.abs(value).max()
+            np.testing.assert_allclose(found[key], value, rtol=0, atol=2e-6 * scale, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["tied-gqa", pytest.param("gpt2", marks=pytest.mark.slow)])
+def test_levels_have_the_same_bits(train, data, tmp_path, model, name):
+    """With master weights, recomputation and verified steps; and in another run."""
+    more = {"recompute": "block", "verify_every": 2, "dtype": "bf16", "steps": 4}
+    more |= model(name) | MESHES["tp 2 dp 2"] | SHORT
+    for out, level in (("zero0", 0), ("zero1", 1), ("zero2", 2), ("zero3", 3), ("again", 3)):
+        train(*flags(data, tmp_path / out, zero=level, **more))
+        assert numbers(tmp_path / out) == numbers(tmp_path / "zero0")
+        assert_same_state(tmp_path / out / "step_000004", tmp_path / "zero0/step_000004")
+
+
+SAVE_AGAIN = """
+import sys, llamac
+trainer = llamac.Trainer(sys.argv[1], tp=int(sys.argv[2]), zero=int(sys.argv[3]), batch_size=1)
+trainer.save(sys.argv[4])
+"""
+# Ranks, tensor parallelism, level.
+RESHARDED = [
+    ("gpt2", (4, 2, 2), (1, 1, 0)),
+    ("gpt2", (1, 1, 0), (4, 2, 3)),
+    ("untied-mha", (2, 2, 1), (4, 4, 1)),
+    ("tied-gqa", (4, 2, 3), (2, 1, 3)),
+]
+
+
+@pytest.mark.parametrize(("name", "before", "after"), RESHARDED)
+def test_resume_with_another_mesh(train, data, tmp_path, model, name, before, after):
+    """The state has the same bits, and the run goes on."""
+    more = {"total_batch_size": 4 * T, "batch_size": 1, "dtype": "bf16", "val_steps": 4} | model(name)
+    meshes = [dict(zip(("devices", "tp", "zero"), mesh)) for mesh in (before, after)]
+    saves = {"checkpoint_async": "on" if name == "tied-gqa" else "off"}
+    train(*flags(data, tmp_path / "a", **more, **meshes[0], **saves))
+    checkpoint = tmp_path / "a/step_000004"
+    command = [sys.executable, "-c", SAVE_AGAIN, checkpoint, str(after[1]), str(after[2]), tmp_path / "again"]
+    for code, text in as_ranks(command, after[0]):
+        assert code == 0, text
+    assert_same_state(tmp_path / "again", checkpoint)
+    train(*flags(data, tmp_path / "b", **more, **meshes[1], resume=checkpoint))
+    np.testing.assert_allclose(losses(tmp_path / "b"), losses(tmp_path / "a")[4:], rtol=4e-3)
+
+
+def test_the_weights_at_the_start(train, data, tmp_path, model):
+    """Random numbers are those of the whole tensors; transposed matrices, columns of them, three in one."""
+    more = {"steps": 1, "lr": 1e-30, "weight_decay": 0} | SHORT | model("gpt2")
+    for out, of in (("alone", ALONE), ("mesh", MESHES["tp 4"])):
+        train(*flags(data, tmp_path / out, **more | of))
+    found, expected = (tensors(tmp_path / f"{out}/step_000001", "model") for out in ("mesh", "alone"))
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(found[key], value, rtol=0, atol=1e-29, err_msg=key)  # biases were 0
+
+
+def test_validation_evaluation_and_samples(train, data, tmp_path, model):
+    """Those of one rank: three batches on two data-parallel ranks."""
+    more = {"steps": 2, "total_batch_size": 4 * T, "val_steps": 3, "sample_every": 2} | model("tied-gqa")
+    for out, of in (("alone", ALONE | {"batch_size": 2}), ("mesh", MESHES["tp 2 dp 2"])):
+        train(*flags(data, tmp_path / out, **more | of))
+    found, expected = (events(tmp_path / out, "val") for out in ("mesh", "alone"))
+    assert len(found) == len(expected) == 2
+    np.testing.assert_allclose([e["loss"] for e in found], [e["loss"] for e in expected], rtol=2e-6)
+    assert events(tmp_path / "mesh", "sample") == events(tmp_path / "alone", "sample")
+
+
+BAD = {
+    "devices": ({"devices": 3, "tp": 2}, "--tp 2: expected a divisor of the number of devices, found 3"),
+    "heads": ({"devices": 3, "tp": 3}, "--tp 3: expected a divisor of the model's heads"),
+    "width": ({"devices": 2, "tp": 2}, "found 127 feed-forward channels"),
+    "batch": ({"devices": 2, "tp": 2, "total_batch_size": 3 * T}, "seq-len * devices / tp = "),
+    "fp8": ({"devices": 2, "tp": 2, "matmul_dtype": "fp8"}, "--tp 2: expected --matmul-dtype storage"),
+    "bert": ({"devices": 2, "tp": 2, "model": ROOT / "tests/models/bert.json"}, "qwen3 or gpt2, found bert"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(train, data, tmp_path, case):
+    more, expected = BAD[case]
+    more = {"mask_token": 4} | more if case == "bert" else more
+    assert expected in one_line(train(*flags(data, tmp_path / "out", **more), code=2))
+    assert not (tmp_path / "out").exists()
