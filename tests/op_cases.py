@@ -269,6 +269,28 @@ def cross_entropy(i):
     return {"losses": losses.detach(), "dlogits": dlogits} | mean
 
 
+def vocabulary_ids(i, first=3, count=5, other=7):
+    ids = i["ids"] - first
+    return {"out": torch.where((ids >= 0) & (ids < count), ids, other).int()}
+
+
+def softmax_parts(i):
+    x = i["logits"]
+    largest = x.max(-1, keepdim=True)[0]
+    at_target = x.gather(-1, i["targets"].long()[:, None])
+    return {"out": torch.cat((largest, (x - largest).exp().sum(-1, keepdim=True), at_target), -1)}
+
+
+def cross_entropy_parts(i):
+    largest = i["parts"][..., 0].max(0)[0]
+    total = (i["parts"][..., 1] * (i["parts"][..., 0] - largest).exp()).sum(0)
+    counts = i["targets"] != -100
+    losses = torch.where(counts, total.log() + largest - i["parts"][..., 2].sum(0), 0)
+    dlogits = (i["logits"] - largest[:, None]).exp() / total[:, None]
+    dlogits = dlogits - torch.nn.functional.one_hot(i["targets"].long().clamp(0), i["V"])
+    return {"losses": losses, "dlogits": dlogits * (counts * i["dlosses"] * SCALE)[:, None]}
+
+
 def mean_loss(i):
     mean, count = reference.mean_loss(reference.at_least_fp32(i["losses"]), i["targets"])
     return {"mean": mean, "num_valid": count}
@@ -497,6 +519,9 @@ CASES = {
     "matmul_backward_input": Case(matmul_backward_input, PRODUCTS, (False,), backward=True),
     "matmul_backward_weight": Case(matmul_backward_weight, PRODUCTS, (False,), backward=True),
     "cross_entropy": Case(cross_entropy, CLASSES, (SCALE, -100)),
+    "vocabulary_ids": Case(vocabulary_ids, [{"N": n} for n in (1, 7, 1031)], (3, 5, 7)),
+    "softmax_parts": Case(softmax_parts, CLASSES),
+    "cross_entropy_parts": Case(cross_entropy_parts, [{"R": 2} | each for each in CLASSES], (SCALE, -100)),
     "mean_loss": Case(mean_loss, [{"N": n} for n in (1, 7, 65, 1031, 100003)], (-100,)),
     "global_norm": Case(global_norm, ELEMENTS, (False,)),
     "hash": Case(hash_bits, ELEMENTS),
@@ -560,7 +585,7 @@ def make_inputs(
     if op["name"] == "update_loss_scale":
         values["squares"][::3] = torch.inf
         values["guard"][::4] = torch.inf
-    if op["name"] in ("cross_entropy", "mean_loss") and sizes["N"] > 2:
+    if op["name"] in ("cross_entropy", "cross_entropy_parts", "mean_loss") and sizes["N"] > 2:
         values["targets"][1] = -100
     if op["name"].endswith("quantize"):
         values["scale"].fill_(16)  # a power of two; nothing is beyond the largest value

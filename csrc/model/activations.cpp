@@ -28,7 +28,7 @@ int64_t chunk_rows(int64_t row_bytes, int64_t rows, int64_t bytes, int64_t multi
 void plan_logits(Activations& a, const Config& config, int64_t bytes, int64_t multiple, bool training,
                  Arena& arena) {
     constexpr int64_t max_chunks = 8, min_bytes = int64_t{64} << 20, ample_bytes = int64_t{2} << 30;
-    const int64_t rows = a.embedding.shape[0], row_bytes = config.padded_V() * size_of(a.embedding.dtype);
+    const int64_t rows = a.tokens.elements(), row_bytes = config.padded_V() * size_of(a.embedding.dtype);
     if (!training)
         return arena.plan(
             "logits", &a.logits,

@@ -61,8 +61,9 @@ struct ActivationRow {
 inline std::vector<ActivationRow<BlockActivations>> block_activations(const Config& c, int64_t B, int64_t T,
                                                                       DType t) {
     using A = BlockActivations;
-    const int64_t N = B * T;
-    const Tensor rows = shaped(t, {N, c.C}), one_per_row = shaped(DType::f32, {N});
+    const int64_t N = B * T, n = c.stream_rows(N);
+    const Tensor rows = shaped(t, {N, c.C}), stream = shaped(t, {n, c.C}),
+                 one_per_row = shaped(DType::f32, {n});
     const bool has_means = c.norm == NormKind::layer;
     return {{"input_norm", &A::input_norm, rows},
             {"input_rstd", &A::input_rstd, one_per_row},
@@ -73,7 +74,7 @@ inline std::vector<ActivationRow<BlockActivations>> block_activations(const Conf
             {"", &A::k_rstd, shaped(DType::f32, {B, T, c.NKV}), Lifetime::backward, nullptr, c.qk_norm},
             {"attention", &A::attention, shaped(t, {N, c.q_size()})},
             {"attention_lse", &A::lse, shaped(DType::f32, {B, c.NH, T})},
-            {"residual_mid", &A::residual_mid, rows},
+            {"residual_mid", &A::residual_mid, stream},
             {"post_norm", &A::post_norm, rows},
             {"post_rstd", &A::post_rstd, one_per_row},
             {"post_mean", &A::post_mean, one_per_row, Lifetime::backward, nullptr, has_means},
@@ -81,14 +82,14 @@ inline std::vector<ActivationRow<BlockActivations>> block_activations(const Conf
             // Its backward writes it where it has read dswiglu.
             {c.is_gated() ? "swiglu" : "gelu", &A::swiglu, shaped(t, {N, c.F}), Lifetime::backward,
              &Activations::dswiglu},
-            {"residual_out", &A::residual_out, rows}};
+            {"residual_out", &A::residual_out, stream}};
 }
 
 inline std::vector<ActivationRow<Activations>> model_activations(const Config& c, int64_t B, int64_t T,
                                                                  DType t, bool document_mask = false,
                                                                  bool head = true, int64_t predicted = 0) {
     using A = Activations;
-    const int64_t N = B * T;
+    const int64_t N = B * T, n = c.stream_rows(N);
     const Tensor rows = shaped(t, {N, c.C});
     return {{"", &A::tokens, shaped(DType::i32, {B, T}), Lifetime::batch},
             {"", &A::targets, shaped(DType::i32, {B, T}), Lifetime::batch},
@@ -121,12 +122,12 @@ inline std::vector<ActivationRow<Activations>> model_activations(const Config& c
              .until = Lifetime::batch,
              .present = c.positions == PositionKind::learned},
             {"", &A::cis, shaped(DType::f32, {T, c.HD / 2, 2})},
-            {"embedding", &A::embedding, rows},
+            {"embedding", &A::embedding, shaped(t, {n, c.C})},
             {.name = "final_norm", .member = &A::final_norm, .like = rows, .present = head},
-            {.name = "", .member = &A::final_rstd, .like = shaped(DType::f32, {N}), .present = head},
+            {.name = "", .member = &A::final_rstd, .like = shaped(DType::f32, {n}), .present = head},
             {.name = "",
              .member = &A::final_mean,
-             .like = shaped(DType::f32, {N}),
+             .like = shaped(DType::f32, {n}),
              .present = head && c.norm == NormKind::layer},
             {.name = "transform", .member = &A::transform, .like = rows, .present = head && c.post_norm},
             {.name = "transform_gelu",

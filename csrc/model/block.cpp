@@ -6,7 +6,7 @@
 
 #include "model/linear.h"
 #include "model/model.h"
-#include "model/zero.h"
+#include "model/tensor_parallel.h"
 #include "ops/operations.h"
 
 namespace llamac {
@@ -189,7 +189,8 @@ void compute_input(Model& m, int64_t layer, const LinearRow& row, const CachedRo
     const BlockActivations& a = m.activations.blocks[layer];
     switch (row.input) {
     case Producer::norm:
-        return norm_forward(m, a.*row.x, norm_of(m, layer, row));
+        norm_forward(m, own_rows(m, a.*row.x), norm_of(m, layer, row));
+        return gather_rows(m, a.*row.x);
     case Producer::attention:
         return attend(m, layer, cached);
     case Producer::activation:
@@ -286,8 +287,9 @@ void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewri
     const Tensor written = rewrites ? a.*row.x : Tensor{};
     switch (row.input) {
     case Producer::norm:
-        return norm_backward(m, norm_of(m, layer, row), input_gradient(m, row), !m.config.post_norm, written,
-                             accumulate);
+        norm_backward(m, norm_of(m, layer, row), own_rows(m, input_gradient(m, row)), !m.config.post_norm,
+                      own_rows(m, written), accumulate);
+        return rewrites ? gather_rows(m, written) : void();
     case Producer::attention: {
         const Heads h = split_heads(m, layer), dh = split_heads(m, d.dqkv, d.dqkv);
         attention_backward(m.context, {.dq = dh.q,
@@ -395,7 +397,7 @@ void norm_forward(Model& m, const Tensor& out, const Norm& norm) {
 void norm_backward(Model& m, const Norm& norm, const Tensor& dout, bool adds, const Tensor& out,
                    bool accumulate) {
     const Parameters& p = m.parameters;
-    const Tensor &dx = m.activations.dresidual, dresidual = adds ? dx : Tensor{};
+    const Tensor dx = own_rows(m, m.activations.dresidual), dresidual = adds ? dx : Tensor{};
     switch (m.config.norm) {
     case NormKind::rms:
         return rmsnorm_backward(m.context, {.dx = dx,
@@ -445,13 +447,18 @@ void forward_block(Model& m, int64_t layer, Run run, const CachedRows* cached) {
         if (!multiplies) continue;
         quantize_input(m, layer, row, x, false);
         const FlatParam* const bias = bias_of(m, layer, row);
-        // Of a sum over ranks, the residual and the bias are terms of one.
-        const bool adds = row.split == Split::outputs || m.options.tensor.rank == 0;
-        linear_forward(m, a.*row.out, x, linear_weight(m, {layer, &row}),
-                       row.adds_residual && adds ? residual_of(m, layer, row) : Tensor{},
-                       bias && adds ? m.parameters.weight(*bias) : Tensor{});
-        if (has_adapter(m, row)) lora_forward(m, layer, row, a.*row.out, a.*row.x, !whole);
-        if (row.split == Split::inputs) sum_over_tensor(m, a.*row.out);
+        // A sum over ranks has the bias in the first one's term; the residual follows.
+        const bool sums = row.split == Split::inputs && m.options.tensor.ranks > 1,
+                   adds_bias = bias && (!sums || m.options.tensor.rank == 0);
+        const Tensor out = sums ? terms_of(m, a.*row.out) : a.*row.out,
+                     residual = row.adds_residual ? residual_of(m, layer, row) : Tensor{};
+        linear_forward(m, out, x, linear_weight(m, {layer, &row}), sums ? Tensor{} : residual,
+                       adds_bias ? m.parameters.weight(*bias) : Tensor{});
+        if (has_adapter(m, row)) lora_forward(m, layer, row, out, a.*row.x, !whole);
+        if (sums) {
+            reduce_rows(m, a.*row.out, out);
+            scale_rows(m.context, {.out = a.*row.out, .x = residual, .scale = 1.0, .accumulate = true});
+        }
         if (feeds(row, Producer::attention)) normalize_and_rotate(m, layer, cached);
     }
 }
@@ -461,6 +468,7 @@ void backward_block(Model& m, int64_t layer, bool accumulate) {
     const BlockActivations& a = d.blocks[layer];
     for (const LinearRow& row : std::views::reverse(block_linears)) {
         const Recomputed again = recomputed(m.options.recompute, row, layer, in_fp8(m, layer));
+        if (row.split == Split::inputs) gather_rows(m, d.*row.dout);
         const Quantizable dout = output_gradient(m, {layer, &row}, d.*row.dout),
                           weight = linear_weight(m, {layer, &row});
         if (feeds(row, Producer::attention) && !gradient_as_codes(m, layer, row))
@@ -476,7 +484,7 @@ void backward_block(Model& m, int64_t layer, bool accumulate) {
         const Tensor& dx = input_gradient(m, row);
         if (reaches) linear_backward_input(m, dx, dout, weight, row.norm && m.config.post_norm);
         if (has_adapter(m, row)) lora_backward_input(m, layer, row, reaches ? dx : Tensor{}, d.*row.dout);
-        if (reaches && row.split == Split::outputs) sum_over_tensor(m, dx);
+        if (reaches && row.split == Split::outputs) reduce_rows(m, own_rows(m, dx), dx);
         if (reaches) show_gradient(m, layer, row.x, dx);
         if (reaches || rewrites) backward_producer(m, layer, row, rewrites, accumulate);
         Quantizable x = input_of(m, layer, row, true);

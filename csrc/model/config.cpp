@@ -5,7 +5,8 @@
 
 namespace llamac {
 
-Config divide(const Config& c, int64_t ranks) {
+Config divide(const Config& c, const Axis& tensor) {
+    const int64_t ranks = tensor.ranks, tokens = tokens_per_rank(c.V, ranks);
     if (ranks == 1) return c;
     if (c.is_bert())
         fail("--tp ", ranks, ": expected a model of type llama, mistral, qwen2, qwen3 or gpt2, found bert");
@@ -19,6 +20,12 @@ Config divide(const Config& c, int64_t ranks) {
     divide_size("attention heads", part.NH);
     divide_size("key and value heads", part.NKV);
     divide_size("feed-forward channels", part.F);
+    part.row_ranks = ranks;
+    part.V = std::min(tokens, c.V - tensor.rank * tokens);
+    if (tokens * (ranks - 1) >= c.V)
+        fail("--tp ", ranks, ": expected at most one rank per token of the vocabulary, found ", c.V,
+             " tokens");
+    part.vocabulary_rows = (tokens + 64) / 64 * 64;  // the last is zeros: the row of the other ranks' tokens
     return part;
 }
 

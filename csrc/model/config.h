@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/tensor.h"
+#include "model/mesh.h"
 
 namespace llamac {
 
@@ -49,7 +50,9 @@ struct Config {
     int64_t window = 0;             // the last tokens that attention sees, its own among them; 0: all
     std::vector<bool> slides = {};  // by layer: whether its attention has the window; empty: all layers
     bool has_dropout = false;       // of config.json, which is not applied
-    bool tied = false;              // the LM head's matrix is the embedding's
+    // With tensor parallelism: rows of this rank's tables of tokens, and the ranks among which rows of the residual stream are divided.
+    int64_t vocabulary_rows = 0, row_ranks = 1;
+    bool tied = false;  // the LM head's matrix is the embedding's
     double initializer_range = 0.02;
     // transformers', where config.json has none. -1, {}: null there.
     int64_t bos = 1;
@@ -66,12 +69,20 @@ struct Config {
     int64_t up_size() const { return is_gated() ? 2 * F : F; }
     // Rows of the embedding and of the head in memory, the last of them zeros: a multiple of what products and vectors need. Other
     // models have V: the place of an element in memory is part of its stochastic rounding, and earlier runs keep their bits.
-    int64_t padded_V() const { return is_gpt2() || is_bert() ? (V + 63) / 64 * 64 : V; }
+    int64_t padded_V() const {
+        return vocabulary_rows ? vocabulary_rows : is_gpt2() || is_bert() ? (V + 63) / 64 * 64 : V;
+    }
+    // Of N rows of the residual stream, those of each rank (model/tensor_parallel.h).
+    int64_t stream_rows(int64_t N) const { return (N + row_ranks - 1) / row_ranks; }
     int64_t window_of(int64_t layer) const { return slides.empty() || slides[layer] ? window : 0; }
 };
 
-// The sizes of each of the ranks among which tensor parallelism divides the model. Throws Error if they do not divide it.
-Config divide(const Config& config, int64_t ranks);
+// Tokens per rank of a vocabulary that tensor parallelism divides; the last rank may have fewer.
+inline int64_t tokens_per_rank(int64_t V, int64_t ranks) {
+    return (V + ranks - 1) / ranks;
+}
+// The sizes of this rank where tensor parallelism divides the model. Throws Error if its ranks do not divide the model.
+Config divide(const Config& config, const Axis& tensor);
 
 // Radians per position of each pair of a head's channels, [HD/2]; zeros where positions are learned.
 std::vector<double> rope_frequencies(const Config& config);

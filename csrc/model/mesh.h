@@ -42,6 +42,13 @@ struct Slice {
         for (const int64_t size_ : whole) product *= size_;
         return product;
     }
+    // Elements of a rank's part; the last rank of a vocabulary may have fewer.
+    int64_t part(int64_t rank) const {
+        const int64_t all = elements(), row = all / whole[0];
+        if (!split) return all;
+        if (split == Split::inputs) return whole[0] * size;
+        return blocks * std::min(size, whole[0] / blocks - rank * size) * row;
+    }
     // Calls it for the elements first .. first+count of a rank's part, in runs that are consecutive in the whole tensor: the run's
     // first element in the part and in the whole, and its length.
     template <class Call>

@@ -5,6 +5,7 @@
 #include "model/block.h"
 #include "model/linear.h"
 #include "model/optimizer.h"
+#include "model/tensor_parallel.h"
 #include "model/zero.h"
 #include "ops/operations.h"
 #include "platform/ranges.h"
@@ -101,11 +102,14 @@ void forward_trunk(Model& m, bool trains, const CachedRows* cached = nullptr) {
         gather_weights(m, 0, 1);
         const bool learned = m.config.positions == PositionKind::learned;
         if (learned) find_positions(m, cached);
-        embedding_forward(m.context, {.out = a.embedding,
-                                      .tokens = flat(a.tokens),
+        const bool adds = learned && m.options.tensor.rank == 0;  // a term of one of the ranks
+        const Tensor terms = terms_of(m, a.embedding);
+        embedding_forward(m.context, {.out = terms,
+                                      .tokens = tokens_of_rank(m),
                                       .weight = p.weight(p.embedding),
-                                      .positions = learned ? p.weight(p.positions) : Tensor{},
-                                      .place = learned ? flat(a.positions) : Tensor{}});
+                                      .positions = adds ? p.weight(p.positions) : Tensor{},
+                                      .place = adds ? flat(a.positions) : Tensor{}});
+        reduce_rows(m, a.embedding, terms);
         if (m.config.token_types)
             bias_forward(m.context,
                          {.out = a.embedding, .x = a.embedding, .bias = type_0(p.weight(p.types))});
@@ -119,7 +123,8 @@ void forward_trunk(Model& m, bool trains, const CachedRows* cached = nullptr) {
     }
     if (!p.holds_head()) return;
     gather_weights(m, p.segment_of(m.config.L), -1);
-    norm_forward(m, a.final_norm, final_norm(m));
+    norm_forward(m, own_rows(m, a.final_norm), final_norm(m));
+    gather_rows(m, a.final_norm);
     show(m, "act", &Activations::final_norm, a.final_norm);
     if (m.config.post_norm) transform_forward(m);
 }
@@ -161,9 +166,9 @@ void for_logits(Model& m, int64_t first, int64_t count,
 struct HeadRows {
     Tensor x, targets, losses, dx;
 };
-HeadRows gather_rows(Model& m) {
+HeadRows head_rows(Model& m) {
     const Activations& a = m.activations;
-    if (!a.predicted.data) return {head_input(m), flat(a.targets), a.losses, a.dnorm};
+    if (!a.predicted.data) return {head_input(m), targets_of_rank(m), a.losses, a.dnorm};
     const int64_t M = a.predicted_losses.shape[0];
     embedding_forward(
         m.context,
@@ -192,7 +197,7 @@ struct HeadGradient {  // wanted: the head also computes the gradients
 void run_head(Model& m, const HeadGradient& gradient) {
     const Range range("head");
     const Activations& a = m.activations;
-    const HeadRows rows = gather_rows(m);
+    const HeadRows rows = head_rows(m);
     const int64_t N = rows.losses.shape[0];
     const Linear head{m.config.L};
     const Quantizable weight = linear_weight(m, head);
@@ -214,13 +219,7 @@ void run_head(Model& m, const HeadGradient& gradient) {
         linear_forward(m, logits, x, weight, {}, bias.shape.empty() ? Tensor{} : m.parameters.weight(bias));
         const Tensor own = of_vocabulary(m, logits), dlogits = gradient.wanted ? own : Tensor{};
         show(m, "logits", own);
-        cross_entropy(m.context, {.losses = losses,
-                                  .dlogits = dlogits,
-                                  .logits = own,
-                                  .targets = chunk_targets,
-                                  .dlosses = slice_rows(dlosses, 0, count),
-                                  .dloss = 1.0,
-                                  .ignore_index = int64_t{ignore_index}});
+        compute_losses(m, losses, dlogits, own, chunk_targets, slice_rows(dlosses, 0, count));
         if (!gradient.wanted) continue;
         show(m, "dact.logits", dlogits);
         const bool accumulate = gradient.accumulate || first > 0;
@@ -234,6 +233,7 @@ void run_head(Model& m, const HeadGradient& gradient) {
             linear_backward_weight(m, m.parameters.gradient(m.parameters.head), dout, x, accumulate);
     }
     scatter_rows(m, rows, gradient.wanted);
+    if (gradient.wanted) reduce_rows(m, own_rows(m, a.dnorm), a.dnorm);
     show(m, "losses", a.losses);
 }
 
@@ -247,7 +247,7 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch) {
     if (p.holds_head()) {
         if (m.config.post_norm) transform_backward(m, accumulate);
         show(m, "dact", &Activations::final_norm, a.dnorm);
-        norm_backward(m, final_norm(m), a.dnorm, false, {}, accumulate);
+        norm_backward(m, final_norm(m), own_rows(m, a.dnorm), false, {}, accumulate);
         reduce_gradients(m, p.segment_of(m.config.L), micro_batch);
     }
     for (int64_t layer = p.layers.end - 1; layer >= p.layers.first; layer--) {
@@ -266,6 +266,7 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch) {
     const bool trains_positions = m.config.positions == PositionKind::learned && p.positions.trains,
                trains_types = m.config.token_types && p.types.trains;
     if (!p.embedding.trains && !trains_positions && !trains_types) return;
+    gather_rows(m, a.dresidual);
     show(m, "dact", &Activations::embedding, a.dresidual);
     begin_gradients(m, 0);
     if (trains_types) type_backward(m, accumulate);
@@ -274,12 +275,15 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch) {
                                        .dout = a.dresidual,
                                        .tokens = flat(a.positions),
                                        .accumulate = accumulate});
-    if (p.embedding.trains)
+    if (p.embedding.trains) {
+        const Tensor dweight = p.gradient(p.embedding);
         embedding_backward(
-            m.context, {.dweight = p.gradient(p.embedding),
+            m.context, {.dweight = dweight,
                         .dout = a.dresidual,
-                        .tokens = flat(a.tokens),
+                        .tokens = tokens_of_rank(m),
                         .accumulate = accumulate || m.config.tied});  // tied: the head has written its share
+        clear_zero_row(m, dweight);
+    }
     reduce_gradients(m, 0, micro_batch);
 }
 
@@ -304,7 +308,7 @@ void make_cis(const Model& m) {
 
 Model::Model(const Config& config_, const ModelOptions& options_, Communicator* world_)
     : whole(config_),
-      config(divide(whole, options_.tensor.ranks)),
+      config(divide(whole, options_.tensor)),
       options(options_),
       world(world_),
       tensor(every(world, options.tensor.ranks > 1, options.sharding.rank * options.tensor.ranks, 1,
@@ -331,7 +335,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
         fail("layers ", layers.first, " to ", layers.end, " of ", config.L,
              ": expected all, since the embedding is also the head");
     check_lora(config, options.lora);
-    plan_parameters(parameters, config, options.precision, options.sharding, options.tensor, layers,
+    plan_parameters(parameters, config, whole.V, options.precision, options.sharding, options.tensor, layers,
                     options.frozen, options.frozen_codes, options.lora, options.training, arena);
     if (options.lora.rank > 0) plan_lora(lora.emplace(), config, parameters, options, arena);
     if (options.fp8)
@@ -344,14 +348,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     if (fp8) plan_fp8_head(*fp8, config, activations.logits.shape[0], arena);
     if (options.cache.positions > 0)
         plan_cache(cache.emplace(), config, options.cache, options.precision.weights, arena);
-    if (options.training && options.tensor.ranks > 1) {
-        constexpr int64_t max_bytes = int64_t{64} << 20;
-        int64_t largest = 0;
-        for (const Parameter& each : parameters.table) largest = std::max(largest, each.elements());
-        const int64_t all = largest * size_of(DType::f32) * options.tensor.ranks * options.sharding.ranks;
-        arena.plan("parts of tensors for files", &collected,
-                   shaped(DType::i32, {std::min(all, max_bytes) / 4}));
-    }
+    plan_tensor_parallel(*this);
     arena.plan("scalars", &frequency, shaped(DType::f64, {config.HD / 2}));
     arena.plan("scalars", &dloss, shaped(DType::f32, {1}));
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
@@ -500,9 +497,10 @@ void forward_cached(Model& m, const CachedRows& rows) {
 
 void logits_of_rows(Model& m, int64_t first, int64_t count, std::vector<float>& logits) {
     // A planned batch may be larger than the host's memory.
-    if (!m.context.dry_run) logits.resize(static_cast<size_t>(count * m.config.V));
+    if (!m.context.dry_run) logits.resize(static_cast<size_t>(count * m.whole.V));
     for_logits(m, first, count, [&](int64_t done, const Tensor& rows) {
         if (m.context.dry_run) return;
+        if (m.tensor) return gather_logits(m, rows, logits.data() + done * m.whole.V);
         float* const to = logits.data() + done * m.config.V;
         if (rows.contiguous()) return copy_as(DType::f32, to, rows);
         for (int64_t row = 0; row < rows.shape[0]; row++)
@@ -512,6 +510,7 @@ void logits_of_rows(Model& m, int64_t first, int64_t count, std::vector<float>& 
 }
 
 void argmax_of_rows(Model& m, const Tensor& found) {
+    CHECK(!m.tensor || m.context.dry_run);
     const Tensor all = reshape(found, {found.elements()});
     for_logits(m, 0, all.shape[0], [&](int64_t done, const Tensor& rows) {
         argmax(m.context, {.out = slice_rows(all, done, rows.shape[0]), .x = rows});

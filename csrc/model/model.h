@@ -45,6 +45,9 @@ struct Model {
     std::optional<LoraState> lora;
     std::optional<KvCache> cache;
     Tensor frequency;  // f64 [HD/2], of RoPE
+    // With tensor parallelism (ops/vocabulary.hip): the batch's tokens and targets in this rank's part of the vocabulary, [N]; parts of
+    // the softmax of a chunk's rows, of this rank and of all.
+    Tensor own_tokens, own_targets, own_softmax, softmax;
     Tensor collected;  // with tensor parallelism: parts of tensors on their way to files (train/collect.h)
     // [1] each, which kernels read where the weights are. dloss: f32, the factor of the losses' gradients, 1 / N for the mean
     // of N. squares: of the gradients. loss_squares: with skip_nonfinite or a scale, of the losses, the optimizer's guard.

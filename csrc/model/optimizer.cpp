@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "model/tensor_parallel.h"
 #include "model/zero.h"
 #include "ops/operations.h"
 
@@ -33,7 +34,7 @@ void sum_squares(Model& m) {
             first = false;
         }
     if (p.sharding.group > 1) sum_over_shards(m, m.squares);
-    sum_over_tensor(m, m.squares);
+    reduce_over_tensor(m, m.squares);
 }
 
 namespace {

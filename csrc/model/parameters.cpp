@@ -73,9 +73,13 @@ Parameter parameter_of(const Parameters& p, Filling& filling, const std::string&
     parameter.group = row.group;
     parameter.transposed = row.transposed;
     parameter.slice = {row.shape, p.tensor, flat.split, row.blocks};
-    if (flat.split) {
-        int64_t& size = parameter.slice.whole[*flat.split == Split::inputs];
-        parameter.slice.size = size / row.blocks;
+    Slice& slice = parameter.slice;
+    if (row.flat == &p.embedding || row.flat == &p.head) {
+        slice.whole[0] = p.vocabulary;
+        slice.size = tokens_per_rank(p.vocabulary, p.tensor.ranks);
+    } else if (flat.split) {
+        int64_t& size = slice.whole[*flat.split == Split::inputs];
+        slice.size = size / row.blocks;
         size *= p.tensor.ranks;
     }
     if (!flat.trains) parameter.group.update = Update::none;
@@ -94,11 +98,12 @@ void end_frozen(Filling& filling, const FlatParam& flat) {
     filling.widest_coded = std::max(filling.widest_coded, flat.shape[1]);
 }
 
-// Sets how tensor parallelism divides a block's linears; the norms of queries and keys see this rank's heads alone.
+// Sets how tensor parallelism divides a block's linears. Norms see this rank's rows, or heads, alone.
 void divide(BlockParameters& block) {
     for (const LinearRow& row : block_linears) {
         (block.*row.weight).split = row.split;
         if (row.split == Split::outputs) (block.*row.bias).split = row.split;
+        if (row.norm) (block.*row.norm).partial = (block.*row.norm_bias).partial = true;
     }
     block.q_norm.partial = block.k_norm.partial = true;
 }
@@ -158,6 +163,10 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
 
 void fill_table(Parameters& p, const Config& c, Filling& filling) {
     p.blocks.resize(static_cast<size_t>(c.L));
+    if (p.tensor.ranks > 1) {
+        p.embedding.split = p.head.split = Split::outputs;
+        p.final_norm.partial = p.final_norm_bias.partial = true;
+    }
     add(p, filling, "", parameters_before_blocks(c, p), p.holds_embedding());
     if (!p.holds_embedding()) p.segments.emplace_back();  // the first segment of a block is the second
     for (int64_t l = 0; l < c.L; l++) {
@@ -310,7 +319,7 @@ Tensor Parameters::in_use(const Tensor& buffer, const GatherBuffers& buffers, in
 }
 
 int64_t Parameters::writer_of(const Parameter& p, int64_t writers) const {
-    return (p.offset + p.elements() / 2) * writers /
+    return (p.offset + p.slice.part(0) / 2) * writers /
            (p.trains ? elements : (p.coded ? codes : frozen).shape[0]);
 }
 
@@ -389,11 +398,11 @@ void plan_gather_buffers(GatherBuffers& buffers, const Parameters& p, bool apart
 
 }  // namespace
 
-void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
+void plan_parameters(Parameters& p, const Config& config, int64_t vocabulary, const Precision& precision,
                      const Sharding& sharding, const Axis& tensor, LayerRange layers,
                      const std::vector<std::string>& frozen, bool frozen_codes, const Lora& lora,
                      bool training, Arena& arena) {
-    p.sharding = sharding, p.tensor = tensor, p.layers = layers;
+    p.sharding = sharding, p.tensor = tensor, p.vocabulary = vocabulary, p.layers = layers;
     Filling filling{frozen, frozen_codes, lora};
     fill_table(p, config, filling);
     check_frozen(p, frozen);

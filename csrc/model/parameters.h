@@ -256,6 +256,7 @@ struct GatherBuffers {
 struct Parameters : ModelParameters {
     Sharding sharding;
     Axis tensor;
+    int64_t vocabulary = 0;  // tokens, of all ranks of the tensor axis
     LayerRange layers;
     std::vector<Parameter> table;  // parameters that are present, in order
     std::vector<Segment> segments;
@@ -332,8 +333,8 @@ double flops_per_token(const Config& config, int64_t T);
 double flops_per_token(const Parameters& parameters, const Config& config, int64_t T);
 
 // Fills the table and plans its buffers; without training, those of the weights only. config: the sizes of this rank of the tensor
-// axis. frozen: see ModelOptions.
-void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
+// axis. vocabulary: tokens of all of them. frozen: see ModelOptions.
+void plan_parameters(Parameters& p, const Config& config, int64_t vocabulary, const Precision& precision,
                      const Sharding& sharding, const Axis& tensor, LayerRange layers,
                      const std::vector<std::string>& frozen, bool frozen_codes, const Lora& lora,
                      bool training, Arena& arena);

@@ -1,5 +1,6 @@
 #include "model/zero.h"
 
+#include "model/tensor_parallel.h"
 #include "ops/operations.h"
 #include "platform/ranges.h"
 
@@ -104,21 +105,6 @@ void zero_padding(Model& m, int64_t segment) {
     }
 }
 
-void sum_partial_gradients(Model& m, int64_t segment) {
-    if (!m.tensor) return;
-    std::vector<Tensor> partial;
-    int64_t bytes = 0;
-    for (const FlatParam& flat : m.parameters.segments[segment].flat_params) {
-        if (!flat.partial) continue;
-        partial.push_back(m.parameters.gradient(flat));
-        bytes += 2 * partial.back().bytes();
-    }
-    if (partial.empty()) return;
-    grouped(m.context, *m.tensor, "all_reduce", bytes, [&] {
-        for (const Tensor& x : partial) all_reduce(m.context, *m.tensor, x);
-    });
-}
-
 void reduce_among(Model& m, Communicator& among, const Tensor& x, Reduction reduction) {
     follow_model(m);
     all_reduce(exchange_context(m), among, x, reduction);
@@ -199,10 +185,6 @@ void reduce_gradients(Model& m, int64_t segment, const MicroBatch& micro_batch) 
     const size_t index = p.buffer_of(segment);
     m.exchanges->reduced[index].record(m.exchanges->stream.handle);
     m.reducing[index] = true;
-}
-
-void sum_over_tensor(Model& m, const Tensor& x) {
-    if (m.tensor) all_reduce(m.context, *m.tensor, x);
 }
 
 void sum_over_ranks(Model& m, const Tensor& x) {

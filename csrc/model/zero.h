@@ -6,8 +6,8 @@
 // before it computes. So levels differ in which rank holds which data, but not in the order of any sum.
 //
 // All exchanges run on a separate stream (Model::exchanges), concurrently with the kernels of other segments. Every
-// pass begins with a fork of the model's stream and ends with a join, so that one graph records both. Sums over the tensor axis
-// (model/mesh.h) are part of the model's stream.
+// pass begins with a fork of the model's stream and ends with a join, so that one graph records both. Partial gradients
+// are first summed over the tensor axis (model/tensor_parallel.h).
 #pragma once
 #include "model/model.h"
 
@@ -27,11 +27,9 @@ void gather_weights(Model& model, int64_t segment, int64_t next);
 bool accumulates_in_place(const Model& model, const MicroBatch& micro_batch);
 // Before kernels write the segment's gradients: waits for the reduction that still reads their memory.
 void begin_gradients(Model& model, int64_t segment);
-// When the segment's gradients are complete. Partial ones are summed over the tensor axis. Shared gradients are summed over the ranks after each micro-batch, others after
+// When the segment's gradients are complete. Shared gradients are summed over the ranks after each micro-batch, others after
 // the last one.
 void reduce_gradients(Model& model, int64_t segment, const MicroBatch& micro_batch);
-// x = its sum over the ranks of the tensor axis, enqueued on the model's stream: what follows waits for it.
-void sum_over_tensor(Model& model, const Tensor& x);
 // x = its sum over all data-parallel ranks, or over those of the group, which hold all shards between them.
 void sum_over_ranks(Model& model, const Tensor& x);
 void sum_over_shards(Model& model, const Tensor& x);

@@ -147,6 +147,21 @@ inline void cross_entropy(const Context& context, const CrossEntropyCall& call) 
     run_by_name<"cross_entropy">(context, {call.losses, call.dlogits, call.mean, call.num_valid, call.logits, call.targets, call.dlosses}, {call.dloss, call.ignore_index});
 }
 
+// cross-entropy and its gradient, of a rank's columns, by the softmax_parts of all ranks
+struct CrossEntropyPartsCall {
+    Required losses;  // A[N]
+    Tensor dlogits = {};  // T[N,V]
+    Required logits;  // T[N,V]
+    Required targets;  // i32[N]
+    Required parts;  // A[R,N,3]
+    Tensor dlosses = {};  // A[N]
+    Real dloss;
+    Integer ignore_index;
+};
+inline void cross_entropy_parts(const Context& context, const CrossEntropyPartsCall& call) {
+    run_by_name<"cross_entropy_parts">(context, {call.losses, call.dlogits, call.logits, call.targets, call.parts, call.dlosses}, {call.dloss, call.ignore_index});
+}
+
 // dweight[tokens] += dout, the rows of a token added before they are rounded
 struct EmbeddingBackwardCall {
     Required dweight;  // G[V,C]
@@ -512,6 +527,16 @@ inline void scaled_matmul_rows(const Context& context, const ScaledMatmulRowsCal
     run_by_name<"scaled_matmul_rows">(context, {call.out, call.a, call.b, call.a_scale, call.b_scale, call.residual}, {call.accumulate, call.fast_accum});
 }
 
+// out = each row's largest value, its sum of exponentials over that, its target's logit
+struct SoftmaxPartsCall {
+    Required out;  // A[N,3]
+    Required logits;  // T[N,V]
+    Required targets;  // i32[N]
+};
+inline void softmax_parts(const Context& context, const SoftmaxPartsCall& call) {
+    run_by_name<"softmax_parts">(context, {call.out, call.logits, call.targets}, {});
+}
+
 // gradients of swiglu_forward, and its result again
 struct SwigluBackwardCall {
     Required dgate_up;  // T[N,2F]
@@ -593,6 +618,15 @@ struct UpdateScalesCall {
 };
 inline void update_scales(const Context& context, const UpdateScalesCall& call) {
     run_by_name<"update_scales">(context, {call.scale, call.inverse, call.amax, call.largest, call.limit, call.unit}, {});
+}
+
+// out = ids - first, or `other` for those of other ranks
+struct VocabularyIdsCall {
+    Required out, ids;  // i32[N]
+    Integer first, count, other;
+};
+inline void vocabulary_ids(const Context& context, const VocabularyIdsCall& call) {
+    run_by_name<"vocabulary_ids">(context, {call.out, call.ids}, {call.first, call.count, call.other});
 }
 
 }  // namespace llamac

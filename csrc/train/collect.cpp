@@ -33,7 +33,8 @@ void collect(Model& m, Communicator& among, const Tensor& own, int64_t offset,
             for (const auto& [parameter, to] : wholes) {
                 const int64_t before = parameter->offset - offset;
                 const int64_t first = std::max<int64_t>(begin - before, 0),
-                              end = std::min(begin + count - before, parameter->elements());
+                              end = std::min(begin + count - before,
+                                             parameter->slice.part(sent[rank]->tensor_rank));
                 parameter->slice.for_runs(sent[rank]->tensor_rank, first, end - first,
                                           [&](int64_t at, int64_t in_whole, int64_t n) {
                                               std::memcpy(static_cast<char*>(to) + in_whole * size,
@@ -51,8 +52,8 @@ void collect_weight(Model& m, const Parameter& parameter, const Tensor& weight, 
     std::vector<std::optional<Sent>> sent;
     for (int64_t rank = 0; rank < m.options.tensor.ranks; rank++) sent.push_back(Sent{rank, 0});
     const std::vector<Whole> wholes = {{&parameter, to}};
-    collect(m, *m.tensor, make_tensor(weight.data, weight.dtype, {weight.elements()}), parameter.offset, sent,
-            to ? wholes : std::vector<Whole>{});
+    collect(m, *m.tensor, make_tensor(weight.data, weight.dtype, {parameter.slice.part(0)}), parameter.offset,
+            sent, to ? wholes : std::vector<Whole>{});
 }
 
 void collect_state(Model& m, const Tensor& buffer, const FlatParam& flat, const std::vector<Whole>& wholes) {

@@ -59,7 +59,7 @@ struct Batch {
         const auto own = samplings.subspan(first, count);
         if (std::all_of(own.begin(), own.end(), [](const Sampling& s) { return s.temperature == 0; }))
             return take_argmax();
-        const auto V = static_cast<size_t>(model.config.V);
+        const auto V = static_cast<size_t>(model.whole.V);
         while (goes_on()) {
             decode(model, last, logits);
             for (size_t b = 0; b < count; b++) add(b, std::span(logits).subspan(b * V, V));

@@ -26,10 +26,21 @@ CATEGORIES = {
     "bias": (0.85, ("bias",)),
     "SwiGLU": (0.90, ("swiglu",)),
     "GELU": (0.90, ("gelu",)),
-    "loss": (0.90, ("cross_entropy", "linear_cross_entropy", "mean_loss", "scale_loss", "argmax")),
+    "loss": (
+        0.90,
+        (
+            "cross_entropy",
+            "linear_cross_entropy",
+            "mean_loss",
+            "scale_loss",
+            "argmax",
+            "softmax_parts",
+            "cross_entropy_parts",
+        ),
+    ),
     "quantisation": (0.90, ("quantize", "update_scales", "scale_rows")),
     "optimizer": (0.90, ("adamw", "global_norm", "update_loss_scale")),
-    "embedding": (0.90, ("embedding", "token_positions")),
+    "embedding": (0.90, ("embedding", "token_positions", "vocabulary_ids")),
     "verification": (0.90, ("hash",)),
     "initial weights": (0.50, ("fill_normal",)),
     "communication": (

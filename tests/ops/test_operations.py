@@ -76,7 +76,7 @@ def guards_intact(memory: torch.Tensor) -> bool:
 
 
 EXACT = ("embedding_forward", "repeat_kv_forward", "hash", "convert", "quantize", "quantize_rows")
-EXACT += ("update_scales", "argmax", "fill_normal")
+EXACT += ("update_scales", "argmax", "vocabulary_ids", "fill_normal")
 SCALED = ("scaled_matmul", "scaled_matmul_rows")
 
 
