@@ -7,6 +7,7 @@
 #include "core/device_memory.h"
 #include "model/block.h"
 #include "model/model.h"
+#include "model/tensor_parallel.h"
 #include "model/zero.h"
 #include "ops/operations.h"
 
@@ -121,6 +122,7 @@ void take_current_scale(Model& m, int64_t slot, const Tensor& x) {
     const Tensor amax = at(f.amax, f.slots);
     const Fp8Scales& to = scales_of(m, slot);
     quantize(m.context, {.amax = amax, .x = x, .scale = at(to.scale, slot)});
+    reduce_over_tensor(m, amax, Reduction::max);
     update_scales(m.context, {.scale = at(to.scale, slot),
                               .inverse = inverse_row(to, slot),
                               .amax = amax,
@@ -354,6 +356,7 @@ void update_fp8_scales(Model& m) {
     if (!m.fp8 || m.fp8->options.scaling != Fp8Scaling::delayed) return;
     Fp8State& f = *m.fp8;
     const Tensor amax = make_tensor(f.amax.data, f.amax.dtype, {f.slots});
+    reduce_over_tensor(m, amax, Reduction::max);
     max_over_ranks(m, amax);
     make_scales(m, amax);
     if (!m.context.dry_run) f.measured.assign(f.measured.size(), true);

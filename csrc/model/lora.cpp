@@ -91,6 +91,7 @@ void reset_lora(const LoraState& state) {
 }
 
 void hash_base(Model& m) {
+    if (m.options.tensor.ranks > 1) return;
     double* to = static_cast<double*>(m.lora->base.data);
     for (const Tensor& weights : {m.parameters.frozen, m.parameters.codes}) {
         if (weights.data)

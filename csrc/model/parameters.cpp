@@ -103,6 +103,13 @@ void divide(BlockParameters& block) {
     for (const LinearRow& row : block_linears) {
         (block.*row.weight).split = row.split;
         if (row.split == Split::outputs) (block.*row.bias).split = row.split;
+        // Of A [rank,in] and Bᵀ [rank,out], one is divided by columns, and the gradient of the other is a sum.
+        Adapter& adapter = block.*row.adapter;
+        for (FlatParam* flat : {&adapter.a, &adapter.b[0], &adapter.b[1], &adapter.b[2]})
+            if ((flat == &adapter.a) == (row.split == Split::inputs))
+                flat->split = Split::inputs;
+            else
+                flat->partial = true;
         if (row.norm) (block.*row.norm).partial = (block.*row.norm_bias).partial = true;
     }
     block.q_norm.partial = block.k_norm.partial = true;

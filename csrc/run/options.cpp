@@ -226,9 +226,7 @@ void check_tp(const Options& o) {
     const auto refuse = [&](bool found, const char* flag, const char* expected) {
         if (found) fail("--tp ", o.tp, ": expected ", expected, ", found --", flag);
     };
-    refuse(o.matmul_dtype == MatmulDType::fp8, "matmul-dtype fp8", "--matmul-dtype storage");
     refuse(o.frozen_dtype == MatmulDType::fp8, "frozen-dtype fp8", "--frozen-dtype storage");
-    refuse(o.lora > 0, "lora", "no adapters");
     // Random bits are those of the whole tensor, which a part of its columns does not number yet.
     refuse(is_narrow(o.optimizer_state), "optimizer-state bf16", "--optimizer-state f32");
     refuse(o.dtype == DType::bf16 && !o.master_weights, "master-weights off", "--master-weights on");

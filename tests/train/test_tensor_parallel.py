@@ -88,6 +88,38 @@ def test_levels_have_the_same_bits(train, data, tmp_path, model, name):
         assert_same_state(tmp_path / out / "step_000004", tmp_path / "zero0/step_000004")
 
 
+NEAR = {
+    "bf16": {"dtype": "bf16", "recompute": "norm,swiglu,attention"},
+    "fp16": {"dtype": "fp16", "recompute": "block:2"},
+    "delayed": {"dtype": "bf16", "matmul_dtype": "fp8", "fp8_head": "on"},
+    "tensor": {"dtype": "bf16", "matmul_dtype": "fp8", "fp8_recipe": "tensor", "recompute": "norm,qkv"},
+    "row": {"dtype": "bf16", "matmul_dtype": "fp8", "fp8_recipe": "row", "recompute": "block"},
+    "stored": {"dtype": "bf16", "matmul_dtype": "fp8", "fp8_weights": "stored", "zero": 0},
+}
+
+
+@pytest.mark.parametrize("case", ["delayed", *(pytest.param(each, marks=pytest.mark.slow) for each in NEAR)])
+def test_rounded_numbers(train, data, tmp_path, model, case):
+    """In narrow types, with recomputation; scales of fp8 agree, and are in the checkpoint."""
+    more = {"total_batch_size": 8 * T} | NEAR[case] | SHORT | model("sixteens")
+    for out, of in (("alone", ALONE), ("mesh", MESHES["tp 2 dp 2"])):
+        train(*flags(data, tmp_path / out, **more | of))
+    np.testing.assert_allclose(losses(tmp_path / "mesh"), losses(tmp_path / "alone"), rtol=4e-3)
+
+
+def test_adapters(train, data, tmp_path, model):
+    """Those of every linear: the losses of one rank, in f32; and a checkpoint for either."""
+    more = {"total_batch_size": 8 * T, "lora": 4} | SHORT | model("untied-mha")
+    for out, of in (("alone", ALONE), ("mesh", MESHES["tp 2 dp 2"])):
+        train(*flags(data, tmp_path / out, **more | of | {"checkpoint_every": 4}))
+    compare(tmp_path / "mesh", tmp_path / "alone")
+    for of, out in (("alone", "mesh"), ("mesh", "alone")):
+        mesh = ALONE if of == "mesh" else MESHES["tp 2 dp 2"]
+        resume = {"resume": tmp_path / of / "step_000004"}
+        train(*flags(data, tmp_path / f"from_{of}", **more | mesh | resume))
+        np.testing.assert_allclose(losses(tmp_path / f"from_{of}"), losses(tmp_path / of)[4:], rtol=2e-6)
+
+
 SAVE_AGAIN = """
 import sys, llamac
 trainer = llamac.Trainer(sys.argv[1], tp=int(sys.argv[2]), zero=int(sys.argv[3]), batch_size=1)
@@ -145,7 +177,14 @@ BAD = {
     "heads": ({"devices": 3, "tp": 3}, "--tp 3: expected a divisor of the model's heads"),
     "width": ({"devices": 2, "tp": 2}, "found 127 feed-forward channels"),
     "batch": ({"devices": 2, "tp": 2, "total_batch_size": 3 * T}, "seq-len * devices / tp = "),
-    "fp8": ({"devices": 2, "tp": 2, "matmul_dtype": "fp8"}, "--tp 2: expected --matmul-dtype storage"),
+    "rounding": (
+        {"devices": 2, "tp": 2, "optimizer_state": "bf16"},
+        "--tp 2: expected --optimizer-state f32",
+    ),
+    "rows": (
+        {"devices": 4, "tp": 4, "batch_size": 1, "seq_len": 3, "model": ROOT / "tests/models/gpt2.json"},
+        "--tp 4: expected a divisor of --batch-size times --seq-len, found 3 tokens",
+    ),
     "bert": ({"devices": 2, "tp": 2, "model": ROOT / "tests/models/bert.json"}, "qwen3 or gpt2, found bert"),
 }
 
