@@ -527,7 +527,7 @@ CASES = {
     "hash": Case(hash_bits, ELEMENTS),
     "convert": Case(convert, ELEMENTS, (False,)),
     "fill_normal": Case(fill_normal, ELEMENTS, DRAWN),
-    "adamw": Case(adamw, ELEMENTS, ADAMW_SCALARS),
+    "adamw": Case(adamw, ELEMENTS, (*ADAMW_SCALARS, 0, 0, 0)),
     "scale_rows": Case(scale_rows, [{"K": t["N"], "C": t["C"]} for t in TILES], (SCALE, False)),
     "scale_loss": Case(scale_loss, ELEMENTS),
     "update_loss_scale": Case(update_loss_scale, ELEMENTS, (2,)),

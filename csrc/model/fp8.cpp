@@ -220,7 +220,8 @@ void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Par
     arena.plan("fp8 operands", &f.transposed, shaped(options.values, {N * widest}));
     if (options.weights == Fp8Weights::recomputed)
         return arena.plan("fp8 operands", &f.weight, shaped(options.values, {largest}));
-    f.by_optimizer = options.scaling == Fp8Scaling::delayed && !sharding.shares_states();
+    f.by_optimizer =
+        options.scaling == Fp8Scaling::delayed && !sharding.shares_states() && p.tensor.ranks == 1;
     f.stored.resize(static_cast<size_t>(c.L * rows_per_block));
     for (int64_t block = f.blocks.first; block < f.blocks.end; block++)
         for (const LinearRow& row : block_linears) {

@@ -49,19 +49,30 @@ struct Slice {
         if (split == Split::inputs) return whole[0] * size;
         return blocks * std::min(size, whole[0] / blocks - rank * size) * row;
     }
-    // Calls it for the elements first .. first+count of a rank's part, in runs that are consecutive in the whole tensor: the run's
-    // first element in the part and in the whole, and its length.
+    // Of a rank's part: its elements are runs of `length` that are consecutive in the whole tensor, `distance` apart there, the first of
+    // them at `start`.
+    struct Runs {
+        int64_t length, distance, start;
+        int64_t in_whole(int64_t element) const {
+            return element / length * distance + start + element % length;
+        }
+    };
+    Runs runs(int64_t rank) const {
+        const int64_t all = elements(), row = all / whole[0];
+        if (!split) return {all, 0, 0};
+        if (split == Split::inputs) return {size, row, rank * size};
+        return {size * row, whole[0] / blocks * row, rank * size * row};
+    }
+    bool is_one_run() const { return !split || (split == Split::outputs && blocks == 1); }
+    // Calls it for the elements first .. first+count of a rank's part, run by run: the first element in the part and in the whole, and
+    // the number of elements.
     template <class Call>
     void for_runs(int64_t rank, int64_t first, int64_t count, const Call& call) const {
-        const int64_t row = elements() / whole[0], end = first + count;
-        const bool rows = split == Split::outputs;
-        const int64_t length = !split ? elements() : rows ? size * row : size;  // of a run
-        const int64_t distance = rows ? whole[0] / blocks * row : row;
-        for (int64_t at = first; at < end;) {
-            const int64_t run = at / length, within = at % length,
-                          elements_ = std::min(end, (run + 1) * length) - at;
-            call(at, !split ? at : run * distance + rank * length + within, elements_);
-            at += elements_;
+        const Runs all = runs(rank);
+        for (int64_t at = first; at < first + count;) {
+            const int64_t n = std::min(first + count - at, all.length - at % all.length);
+            call(at, all.in_whole(at), n);
+            at += n;
         }
     }
     template <class Call>

@@ -52,6 +52,9 @@ void update(Model& m, const Parameter& parameter, int64_t first, const Optimizer
             const AdamW& adamw, uint64_t seed) {
     const Parameters& p = m.parameters;
     const int64_t count = state.m.shape[0];
+    const Slice& slice = parameter.slice;
+    const Slice::Runs runs = slice.runs(slice.axis.rank);
+    const bool one = slice.is_one_run();  // of the whole tensor, by whose elements random numbers go
     llamac::adamw(m.context, {.weight = state.weight.data ? state.weight : p.transient_weights(count),
                               .master = state.master,
                               .m = state.m,
@@ -69,7 +72,10 @@ void update(Model& m, const Parameter& parameter, int64_t first, const Optimizer
                               .grad_clip = adamw.grad_clip,
                               .seed = seed,
                               .stream = parameter.rng_stream,
-                              .offset = first});
+                              .offset = one ? runs.in_whole(first) : first,
+                              .run = one ? 0 : runs.length,
+                              .distance = one ? 0 : runs.distance,
+                              .start = one ? 0 : runs.start});
 }
 
 namespace {

@@ -19,7 +19,8 @@
 //
 // scale (optional): the gradients, and the root of squares, are that many times as large (loss_scale.hip).
 //
-// offset is the number of the first element within its tensor: a tensor that is updated in pieces gets the bits of the whole.
+// offset is the number of the first element within its tensor: a tensor that is updated in pieces gets the bits of the whole. So does
+// a part that consists of runs of the tensor's elements (model/mesh.h), in which offset is that number; `vectorized` takes none.
 //
 // reference:  plain loops.
 // cpu:        fixed chunks over threads; the random bits of a chunk come first, four elements per Philox block.
@@ -45,16 +46,25 @@ void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1
                View<const double, 1> squares, View<const float, 1> lr, View<const int32_t, 1> step,
                View<const double, 1> guard, View<const float, 1> scale, double beta1, double beta2,
                double eps, double weight_decay, double grad_clip, int64_t seed, int64_t stream,
-               int64_t offset) {
+               int64_t offset, int64_t run, int64_t distance, int64_t start) {
     if (is_skipped(squares(0), guard.data)) return;
     const auto k = coefficients<float>(squares(0), lr(0), step(0), scale.data, beta1, beta2, eps,
                                        weight_decay, grad_clip);
-    const int64_t P = weight.shape[0], within = offset % 4;
+    const int64_t P = weight.shape[0], within = run ? 0 : offset % 4;
+    const Numbering numbering{offset, run, distance, start};
     const bool random = (narrow<T> && !master) || narrow<M>;
 #pragma omp parallel for
     for (int64_t begin = 0; begin < P; begin += chunk) {
         uint32_t bits[chunk + 4];
-        if (random) random_bits(bits, (offset + begin) / 4, chunk / 4 + (within != 0), seed, step(0), stream);
+        if (random && run)
+            for (int64_t p = 0; p < std::min(chunk, P - begin); p++) {
+                const int64_t element = numbering.of(begin + p);
+                bits[p] = random_block(static_cast<uint64_t>(seed), static_cast<uint32_t>(step(0)),
+                                       static_cast<uint32_t>(stream), element / 4)
+                              .bits[element % 4];
+            }
+        else if (random)
+            random_bits(bits, (offset + begin) / 4, chunk / 4 + (within != 0), seed, step(0), stream);
         const auto update = master ? adamw_chunk<true, T, G, M> : adamw_chunk<always_master<T>, T, G, M>;
         update(&weight(begin), master ? &master(begin) : nullptr, &m(begin), &v(begin), &grad(begin),
                bits + within, std::min(chunk, P - begin), k);
@@ -68,11 +78,12 @@ void adamw_naive(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M,
                  View<const double, 1> squares, View<const float, 1> lr, View<const int32_t, 1> step,
                  View<const double, 1> guard, View<const float, 1> scale, double beta1, double beta2,
                  double eps, double weight_decay, double grad_clip, int64_t seed, int64_t stream,
-                 int64_t offset, LaunchContext context) {
+                 int64_t offset, int64_t run, int64_t distance, int64_t start, LaunchContext context) {
     const int64_t P = weight.shape[0];
     launch(context.grid(P), adamw_naive_kernel<T, G, M>, weight.data, master.data, m.data, v.data, grad.data,
            squares.data, lr.data, step.data, guard.data, scale.data,
-           settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset), P);
+           settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset),
+           Numbering{offset, run, distance, start}, P);
 }
 
 template <class T, class G, class M, bool aligned, bool has_master, int run = run_of<T, M, has_master>>
@@ -105,7 +116,8 @@ constexpr Constraints master_for_fp16{"a master where weights are fp16", has_mas
 bool adamw_vectorized_takes(const Call& c) {
     if (!has_master_for_fp16(c)) return false;
     const int64_t offset = static_cast<int64_t>(c.number("offset")), widest = 256 * unit;
-    return offset % 4 == 0 && (offset % widest == 0 || offset >> 34 == (offset + c["P"]) >> 34);
+    return c.number("run") == 0 && offset % 4 == 0 &&
+           (offset % widest == 0 || offset >> 34 == (offset + c["P"]) >> 34);
 }
 
 template <class T, class G, class M>
@@ -113,7 +125,8 @@ void adamw_vectorized(View<T, 1> weight, View<float, 1> master, View<M, 1> m, Vi
                       View<const G, 1> grad, View<const double, 1> squares, View<const float, 1> lr,
                       View<const int32_t, 1> step, View<const double, 1> guard, View<const float, 1> scale,
                       double beta1, double beta2, double eps, double weight_decay, double grad_clip,
-                      int64_t seed, int64_t stream, int64_t offset, LaunchContext context) {
+                      int64_t seed, int64_t stream, int64_t offset, int64_t, int64_t, int64_t,
+                      LaunchContext context) {
     const int64_t P = weight.shape[0];
     const bool aligned = is_whole({weight.data, master.data, m.data, v.data, grad.data}, 0, unit);
     const auto kernel = master    ? aligned ? adamw_vectorized_kernel<T, G, M, true, true>
@@ -140,14 +153,15 @@ Operation adamw(
     " guard?: f64[1] >0, scale?: A[1] >0;"
     " beta1: float {0.9}, beta2: float {0.95, 0.999}, eps: float {1e-5, 1e-6}, weight_decay: float {0.1, 0},"
     " grad_clip: float {1, 0}, seed: int {42, 1e12}, stream: int {4},"
-    " offset: int = 0 {0, 17179867136, 3}) empty(P)",
+    " offset: int = 0 {0, 17179867136, 3}, run: int = 0 {0, 6}, distance: int = 0 {18}, start: int = 0 {12})"
+    " empty(P)",
     "one update: clipping, moments, decoupled weight decay, rounding to storage",
     {{"cpu", "fixed chunks over threads", instantiations<LLAMAC_ADAMW(adamw_cpu)>(), master_for_fp16},
      {"vectorized", "eight elements per thread, 128-bit accesses",
       instantiations<LLAMAC_ADAMW(adamw_vectorized)>(),
       Constraints{
-          "an offset that is a multiple of 4, or of 2048 where elements pass number 2^34; a master where "
-          "weights are fp16",
+          "no run; an offset that is a multiple of 4, or of 2048 where elements pass number 2^34; a master "
+          "where weights are fp16",
           adamw_vectorized_takes},
       blocks_of(128, 256)},
      {"naive", "one thread per element", instantiations<LLAMAC_ADAMW(adamw_naive)>(), master_for_fp16},

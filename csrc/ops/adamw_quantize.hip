@@ -29,7 +29,8 @@ void adamw_quantize_reference(View<Q, 2> out, View<Q, 2> transposed, View<arithm
                               double weight_decay, double grad_clip, int64_t seed, int64_t stream,
                               int64_t offset) {
     adamw_reference<T, G, M>(flat(weight), flat(master), flat(m), flat(v), flat(grad), squares, lr, step,
-                             guard, {}, beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset);
+                             guard, {}, beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset, 0,
+                             0, 0);
     quantize_reference<T, Q>(out, transposed, amax, saturated, weight, scale);
 }
 
@@ -74,7 +75,8 @@ void adamw_quantize_naive(View<Q, 2> out, View<Q, 2> transposed, View<float, 1> 
     const Grid grid(blocks_for(K * C, context.threads), context.threads, context.stream);
     launch(grid, adamw_naive_kernel<T, G, M>, weight.data, master.data, m.data, v.data, grad.data,
            squares.data, lr.data, step.data, guard.data, nullptr,
-           settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset), K * C);
+           settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset), Numbering{offset},
+           K * C);
     launch(grid, quantize_naive_kernel<T, Q>, data_of<Q>({out, transposed, amax, saturated}, K, C),
            weight.data, scale.data);
 }

@@ -67,18 +67,30 @@ __host__ __device__ inline void store_stochastic(T* p, arithmetic<T> value, uint
     *p = T(value);
 }
 
+// The number of an element within its tensor: of element offset + p, or, in a part that consists of runs of the tensor's elements,
+// `distance` apart, the first of them at `start`, of that element of the part.
+struct Numbering {
+    int64_t offset, run = 0, distance = 0, start = 0;  // run 0: the whole tensor
+
+    __host__ __device__ int64_t of(int64_t p) const {
+        const int64_t element = offset + p;
+        return run ? element / run * distance + start + element % run : element;
+    }
+};
+
 template <class T, class G, class M>
 void adamw_reference(View<T, 1> weight, View<arithmetic<T>, 1> master, View<M, 1> m, View<M, 1> v,
                      View<const G, 1> grad, View<const double, 1> squares, View<const arithmetic<T>, 1> lr,
                      View<const int32_t, 1> step, View<const double, 1> guard,
                      View<const arithmetic<T>, 1> scale, double beta1, double beta2, double eps,
-                     double weight_decay, double grad_clip, int64_t seed, int64_t stream, int64_t offset) {
+                     double weight_decay, double grad_clip, int64_t seed, int64_t stream, int64_t offset,
+                     int64_t run, int64_t distance, int64_t start) {
     using A = arithmetic<T>;
     if (is_skipped(squares(0), guard.data)) return;
     const auto k =
         coefficients<A>(squares(0), lr(0), step(0), scale.data, beta1, beta2, eps, weight_decay, grad_clip);
     for (int64_t p = 0; p < weight.shape[0]; p++) {
-        const int64_t element = offset + p;
+        const int64_t element = Numbering{offset, run, distance, start}.of(p);
         const Philox block = random_block(static_cast<uint64_t>(seed), static_cast<uint32_t>(step(0)),
                                           static_cast<uint32_t>(stream), element / 4);
         const uint32_t bits = block.bits[element % 4];
@@ -204,7 +216,7 @@ __device__ inline Coefficients<float> device_coefficients(const Settings& s, dou
 template <class T, class G, class M>
 __global__ void adamw_naive_kernel(T* weight, float* master, M* m, M* v, const G* grad, const double* squares,
                                    const float* lr, const int32_t* step, const double* guard,
-                                   const float* scale, Settings settings, int64_t P) {
+                                   const float* scale, Settings settings, Numbering numbering, int64_t P) {
     const int64_t p = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (p >= P || is_skipped(*squares, guard)) return;
     const Coefficients<float> k = device_coefficients(settings, *squares, *lr, *step, scale);
@@ -213,7 +225,7 @@ __global__ void adamw_naive_kernel(T* weight, float* master, M* m, M* v, const G
     const float mean = k.beta1 * float(m[p]) + k.rest1 * g,
                 square = k.beta2 * float(v[p]) + k.rest2 * (g * g);
     const float updated = old - k.lr * (mean * k.bias1 / (sqrtf(square * k.bias2) + k.eps) + k.decay * old);
-    const int64_t element = settings.offset + p;
+    const int64_t element = numbering.of(p);
     const uint32_t bits = random_block(settings.seed, now, settings.stream, element / 4).bits[element % 4];
     if (master) {
         master[p] = updated;

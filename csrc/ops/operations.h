@@ -18,10 +18,10 @@ struct AdamwCall {
     Tensor guard = {};  // f64[1]
     Tensor scale = {};  // A[1]
     Real beta1, beta2, eps, weight_decay, grad_clip;
-    Integer seed, stream, offset = 0;
+    Integer seed, stream, offset = 0, run = 0, distance = 0, start = 0;
 };
 inline void adamw(const Context& context, const AdamwCall& call) {
-    run_by_name<"adamw">(context, {call.weight, call.master, call.m, call.v, call.grad, call.squares, call.lr, call.step, call.guard, call.scale}, {call.beta1, call.beta2, call.eps, call.weight_decay, call.grad_clip, call.seed, call.stream, call.offset});
+    run_by_name<"adamw">(context, {call.weight, call.master, call.m, call.v, call.grad, call.squares, call.lr, call.step, call.guard, call.scale}, {call.beta1, call.beta2, call.eps, call.weight_decay, call.grad_clip, call.seed, call.stream, call.offset, call.run, call.distance, call.start});
 }
 
 // adamw, and fp8 of the new weight

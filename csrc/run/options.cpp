@@ -222,16 +222,6 @@ void check_frozen_codes(const Options& o) {
         fail("--frozen-dtype fp8: expected --matmul-dtype storage, found fp8");
 }
 
-void check_tp(const Options& o) {
-    const auto refuse = [&](bool found, const char* flag, const char* expected) {
-        if (found) fail("--tp ", o.tp, ": expected ", expected, ", found --", flag);
-    };
-    refuse(o.frozen_dtype == MatmulDType::fp8, "frozen-dtype fp8", "--frozen-dtype storage");
-    // Random bits are those of the whole tensor, which a part of its columns does not number yet.
-    refuse(is_narrow(o.optimizer_state), "optimizer-state bf16", "--optimizer-state f32");
-    refuse(o.dtype == DType::bf16 && !o.master_weights, "master-weights off", "--master-weights on");
-}
-
 // Checks combinations of values, and replaces none and auto by their meaning where the machine does not matter.
 void resolve(Options& options) {
     for (std::string* data : {&options.train_data, &options.val_data})
@@ -267,7 +257,8 @@ void resolve(Options& options) {
         fail("--loss-scale ", options.loss_scale, ": expected a power of two with --dtype fp16, or 0, found ",
              fp16 ? "another number" : "--dtype " + std::string(weights.name));
     check_lora(options);
-    if (options.tp > 1) check_tp(options);
+    if (options.tp > 1 && options.frozen_dtype == MatmulDType::fp8)
+        fail("--tp ", options.tp, ": expected --frozen-dtype storage, found --frozen-dtype fp8");
     if (options.frozen_dtype == MatmulDType::fp8) check_frozen_codes(options);
     if (options.out.empty()) fail("--out: expected a directory, found \"\"");
     micro_batches(options, options.tp);

@@ -343,6 +343,13 @@ def test_adamw_in_two_pieces(variant):
                 assert torch.equal(found, expected[offset : offset + len(found)]), (cut, offset)
     for found, expected in zip(updated(1028, n), whole, strict=True):
         assert not torch.equal(found, expected[1028:])
+    if variant == "vectorized":
+        return
+    # Columns 7 to 9 of rows of 20: runs of 3.
+    columns = torch.arange(n).reshape(-1, 20)[:, 7:10].flatten()
+    state, values["grad"] = [x[columns] for x in state], values["grad"][columns]
+    for found, expected in zip(updated(30, len(columns), 30, 3, 20, 7), whole, strict=True):
+        assert torch.equal(found, expected[columns[30:]])
 
 
 @pytest.mark.parametrize("variant", [v["name"] for v in OPERATIONS["fill_normal"]["variants"]])
