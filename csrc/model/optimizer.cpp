@@ -39,6 +39,11 @@ void sum_squares(Model& m) {
 
 namespace {
 
+bool rounds_at_random(const Model& m) {
+    const Precision& precision = m.options.precision;
+    return is_narrow(precision.moments) || (is_narrow(precision.weights) && !precision.master);
+}
+
 // The step of AdamW's bias correction: a step that an overflow skipped is none.
 Tensor adamw_step(const Model& m) {
     return m.loss_scale.data
@@ -54,7 +59,8 @@ void update(Model& m, const Parameter& parameter, int64_t first, const Optimizer
     const int64_t count = state.m.shape[0];
     const Slice& slice = parameter.slice;
     const Slice::Runs runs = slice.runs(slice.axis.rank);
-    const bool one = slice.is_one_run();  // of the whole tensor, by whose elements random numbers go
+    // Random numbers are those of the whole tensor.
+    const bool one = slice.is_one_run() || !rounds_at_random(m);
     llamac::adamw(m.context, {.weight = state.weight.data ? state.weight : p.transient_weights(count),
                               .master = state.master,
                               .m = state.m,
@@ -72,7 +78,7 @@ void update(Model& m, const Parameter& parameter, int64_t first, const Optimizer
                               .grad_clip = adamw.grad_clip,
                               .seed = seed,
                               .stream = parameter.rng_stream,
-                              .offset = one ? runs.in_whole(first) : first,
+                              .offset = slice.is_one_run() ? runs.in_whole(first) : first,
                               .run = one ? 0 : runs.length,
                               .distance = one ? 0 : runs.distance,
                               .start = one ? 0 : runs.start});
@@ -114,15 +120,12 @@ void update_and_quantize(Model& m, const Parameter& parameter, const Fp8Codes& c
 // all their states, where no random number is a parameter's own. Gaps between them are 0, and stay 0.
 size_t end_of_run(const Model& m, size_t begin) {
     const std::vector<Parameter>& table = m.parameters.table;
-    const Precision& precision = m.options.precision;
-    const bool is_random =
-        is_narrow(precision.moments) || (is_narrow(precision.weights) && !precision.master);
     const auto joins = [&](const Parameter& each) {
         return each.group.update == Update::adamw && each.group.decays == table[begin].group.decays &&
                each.segment == table[begin].segment && !updated_codes(m, each);
     };
     size_t end = begin + 1;
-    if (m.options.sharding.shares_states() || is_random || !joins(table[begin])) return end;
+    if (m.options.sharding.shares_states() || rounds_at_random(m) || !joins(table[begin])) return end;
     while (end < table.size() && joins(table[end])) end++;
     return end;
 }

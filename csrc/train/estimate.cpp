@@ -46,7 +46,8 @@ struct Counter {
     static bool is_fp8(DType dtype) { return size_of(dtype) == 1; }
 };
 
-// Bytes that a rank sends in a step for tensor parallelism: two sums of the residual stream's size per block, forward and backward.
+// Bytes that a rank sends in a step for tensor parallelism, while nothing is computed: two sums of the residual stream's size per
+// block, forward and backward.
 double bytes_over_tensor(const Trainer& t) {
     const ModelOptions& o = t.model.options;
     const auto ranks = static_cast<double>(o.tensor.ranks);
@@ -58,8 +59,7 @@ double bytes_over_tensor(const Trainer& t) {
 // Bytes that a rank sends in a step (model/zero.h): each gradient is summed, and each weight gathered, over the group.
 double exchanged_bytes(const Trainer& t) {
     const Sharding& s = t.model.options.sharding;
-    const double over_tensor = bytes_over_tensor(t);
-    if (s.ranks == 1) return over_tensor;
+    if (s.ranks == 1) return 0;
     const auto passes = static_cast<double>(t.accumulation);
     const auto elements = static_cast<double>(t.model.parameters.trained() / t.mesh.tensor.ranks);
     const Precision& p = t.model.options.precision;
@@ -69,7 +69,7 @@ double exchanged_bytes(const Trainer& t) {
     double bytes = part * gradients * (s.shares_gradients() ? passes : 1);
     bytes += part * (s.shares_weights() ? 2 * passes * weights : s.shares_states() ? weights : gradients);
     const auto replicas = static_cast<double>(s.groups());
-    return over_tensor + bytes + 2 * (replicas - 1) / replicas * gradients / group;
+    return bytes + 2 * (replicas - 1) / replicas * gradients / group;
 }
 
 }  // namespace
@@ -140,9 +140,12 @@ Estimate estimate_step(Trainer& t, const PlannedDevice& device) {
     optimizer_step(m, {}, 0);
     m.context.dry_run = false;
     m.context.observer = nullptr;
-    sum.exchanged = exchanged_bytes(t);
-    if (device.link_rate > 0)
-        sum.seconds = std::max(sum.seconds, sum.exchanged / (link_share * device.link_rate));
+    const double over_tensor = bytes_over_tensor(t), meanwhile = exchanged_bytes(t);
+    sum.exchanged = over_tensor + meanwhile;
+    if (device.link_rate > 0) {
+        const double rate = link_share * device.link_rate;
+        sum.seconds = std::max(sum.seconds, meanwhile / rate) + over_tensor / rate;
+    }
     return sum;
 }
 

@@ -580,7 +580,9 @@ def test_bad_input(train, data, tmp_path, case):
 
 
 @pytest.mark.parametrize(
-    "name, values", [("--lr", ("0.001", "0.002")), ("--checkpoint-async", ("on", "off"))], ids=str
+    "name, values",
+    [("--lr", ("0.001", "0.002")), ("--checkpoint-async", ("on", "off")), ("--tp", ("1", "2"))],
+    ids=str,
 )
 def test_ranks_that_disagree(build, data, tmp_path, name, values):
     line = [build / "train_llama3", *flags(data, tmp_path / "out", batch_size=2)]

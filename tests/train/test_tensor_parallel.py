@@ -1,12 +1,26 @@
 """Meshes of tensor and data parallelism: the losses, gradients and checkpoints of one rank."""
 
 import json
+import os
+import signal
 import sys
 
 import numpy as np
 import pytest
-from launch import as_ranks, needs
-from run import PRECISIONS, ROOT, T, assert_same_state, events, flags, losses, numbers, one_line, tensors
+from launch import as_ranks, needs, ranks_of
+from run import (
+    PRECISIONS,
+    ROOT,
+    T,
+    assert_same_state,
+    events,
+    flags,
+    losses,
+    numbers,
+    one_line,
+    tensors,
+    until,
+)
 
 pytestmark = pytest.mark.program
 SHORT = {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
@@ -54,9 +68,9 @@ def compare(a, b) -> None:
     ("name", "mesh"),
     [
         ("untied-mha", "tp 4"),
-        ("qwen2", "tp 2"),
+        pytest.param("qwen2", "tp 2", marks=pytest.mark.slow),
         ("qwen3", "tp 2"),
-        ("gpt2", "tp 4"),
+        pytest.param("gpt2", "tp 4", marks=pytest.mark.slow),
         pytest.param("tied-gqa", "tp 2", marks=pytest.mark.slow),
         pytest.param("qwen3", "tp 2 dp 2", marks=pytest.mark.slow),
         pytest.param("gpt2", "tp 2 dp 2", marks=pytest.mark.slow),
@@ -98,7 +112,9 @@ NEAR = {
 }
 
 
-@pytest.mark.parametrize("case", ["delayed", *(pytest.param(each, marks=pytest.mark.slow) for each in NEAR)])
+@pytest.mark.parametrize(
+    "case", [pytest.param(each, marks=() if each == "delayed" else pytest.mark.slow) for each in NEAR]
+)
 def test_rounded_numbers(train, data, tmp_path, model, case):
     """In narrow types, with recomputation; scales of fp8 agree, and are in the checkpoint."""
     more = {"total_batch_size": 8 * T} | NEAR[case] | SHORT | model("sixteens")
@@ -127,9 +143,9 @@ trainer.save(sys.argv[4])
 """
 # Ranks, tensor parallelism, level.
 RESHARDED = [
-    ("gpt2", (4, 2, 2), (1, 1, 0)),
+    pytest.param("gpt2", (4, 2, 2), (1, 1, 0), marks=pytest.mark.slow),
     ("gpt2", (1, 1, 0), (4, 2, 3)),
-    ("untied-mha", (2, 2, 1), (4, 4, 1)),
+    pytest.param("untied-mha", (2, 2, 1), (4, 4, 1), marks=pytest.mark.slow),
     ("tied-gqa", (4, 2, 3), (2, 1, 3)),
 ]
 
@@ -180,6 +196,27 @@ def test_validation_evaluation_and_samples(train, data, tmp_path, model):
     assert len(found) == len(expected) == 2
     np.testing.assert_allclose([e["loss"] for e in found], [e["loss"] for e in expected], rtol=2e-6)
     assert events(tmp_path / "mesh", "sample") == events(tmp_path / "alone", "sample")
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGKILL, "rank 1 has ended or cannot be reached"),
+        pytest.param(signal.SIGTERM, "", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_ends(train, start, data, tmp_path, model, number, said):
+    """Of the tensor axis, killed or with a signal: all end, and the newest checkpoint resumes."""
+    out, more = tmp_path / "out", MESHES["tp 2 dp 2"] | model("tied-gqa") | {"val_every": 0}
+    endless = more | {"steps": 100000, "checkpoint_every": 2, "collective_timeout": 10}
+    process = start(*flags(data, out, schedule="constant", **endless))
+    until(lambda: (out / "log.jsonl").exists() and events(out, "checkpoint"), process)
+    os.kill(ranks_of(process)[1], number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode != 0 and said in stderr
+    last = events(out, "checkpoint")[-1]["step"]
+    train("--resume", "auto", "--out", out, "--steps", str(last + 1))
+    assert events(out, "step")[-1]["step"] == last + 1
 
 
 BAD = {
