@@ -147,3 +147,100 @@ def test_hazards(isa, lines, fault):
     found = hazards_of(lines)
     assert len(found) == (fault is not None), found
     assert fault is None or fault in found[0]
+
+
+def simulate(*streams, memory=None, **changes):
+    """The waves of one block, one of these streams of instructions each, and the simulated compute unit."""
+    from timing_unit import Memory, Unit, Wave, decode, numbers
+
+    code = [decode(*line.split(" ", 1)) for stream in streams for line in stream]
+    ends = np.cumsum([len(stream) for stream in streams])
+    paths = [list(range(end - len(stream), end)) for stream, end in zip(streams, ends)]
+    # Waves of one SIMD: every fourth.
+    waves = [Wave(path, 0, 4 * n, tuple(range(len(path)))) for n, path in enumerate(paths)]
+    unit = Unit(code, waves, numbers(**changes), memory or Memory())
+    unit.run()
+    return [wave.times for wave in waves], unit
+
+
+ADD, EXP = "v_add_f32_e32 v1, v1, v2", "v_exp_f32_e32 v1, v1"
+MFMA, BIG = "v_mfma_f32_16x16x16_bf16 {0}, v[0:1], v[2:3], {0}", "v_mfma_f32_32x32x8_bf16 {0}, v[0:1], v[2:3], {0}"
+READ = "ds_read_b128 v[8:11], v4"
+
+
+@pytest.mark.parametrize(
+    "stream, times",
+    [
+        ([ADD] * 3, [0, 4, 8]),
+        ([EXP, ADD], [0, 20]),  # quarter rate, and a wait state
+        ([EXP, "v_add_f32_e32 v3, v2, v2"], [0, 16]),
+        (["v_mul_lo_u32 v1, v2, v3", ADD], [0, 16]),
+        ([MFMA.format(f"v[{16 + 4 * i}:{19 + 4 * i}]") for i in range(3)], [0, 16, 32]),
+        ([MFMA.format("v[16:19]")] * 3, [0, 16, 32]),  # accumulators are forwarded
+        ([BIG.format("a[0:15]")] * 2, [0, 32]),
+        ([MFMA.format("v[16:19]"), "v_add_f32_e32 v1, v16, v2"], [0, 28]),  # passes and three wait states
+        ([MFMA.format("v[16:19]"), ADD], [0, 4]),  # under the MFMA
+        ([MFMA.format("v[16:19]"), "v_pk_mul_f32 v[4:5], v[6:7], v[8:9]"], [0, 24]),  # never under it
+        ([READ, "s_waitcnt lgkmcnt(0)", "v_add_f32_e32 v1, v8, v2"], [0, 72, 76]),  # 8 cycles of data, 64 of latency
+        (["s_nop 3", ADD], [0, 16]),
+        (["s_cmp_lt_u32 s1, s2", "s_cselect_b32 s3, s4, s5"], [0, 4]),
+    ],
+)
+def test_cycles_of_a_wave(isa, stream, times):
+    assert simulate(stream)[0] == [times]
+
+
+def test_waves_share_a_simd(isa):
+    products, sums = [MFMA.format("v[16:19]")] * 2, [ADD] * 4
+    # One vector instruction per slot; the second wave's run under the products.
+    assert simulate(products, sums)[0] == [[0, 16], [4, 8, 12, 20]]
+    assert simulate(products, sums, mfma_hold=1.0)[0] == [[0, 16], [32, 36, 40, 44]]
+    first, second = simulate([ADD] * 2, ["s_setprio 1", *[ADD] * 2])[0]
+    assert (first, second) == ([0, 12], [0, 4, 8])
+
+
+def test_lds_conflicts_and_barrier(isa):
+    from timing_unit import Memory
+
+    wait = [READ] * 2 + ["s_waitcnt lgkmcnt(0)"]
+    assert simulate(wait)[0][0][2] == 2 * 8 + 64
+    assert simulate(wait, memory=Memory(conflicts={0: 32, 1: 32}))[0][0][2] == 2 * 32 + 64
+    late = ["s_nop 15", "s_barrier", ADD]
+    (_, arrives, after), (_, goes_on) = simulate(late, ["s_barrier", ADD])[0]
+    assert (arrives, after, goes_on) == (64, 72, 76)  # the barrier's 8 cycles; one port for both
+
+
+def test_loads_share_the_memory_pipe(isa):
+    load = "global_load_dwordx4 v[{0}:{1}], v[0:1], off"
+    stream = [load.format(4 * i, 4 * i + 3) for i in range(4, 8)] + ["s_waitcnt vmcnt(0)"]
+    from timing_unit import Memory
+
+    times, unit = simulate(stream, memory=Memory(l1=1.0))
+    assert times[0][-1] == 4 * 16 + unit.n.l1_latency + 3 & -4  # 64 bytes per cycle, 1024 bytes each
+    far, _ = simulate(stream, memory=Memory(far=1.0), far_bytes=16.0)
+    assert far[0][-1] == 4 * 64 + unit.n.far_latency
+
+
+LISTING = """0000000000001000 <kernel>:
+\ts_mov_b32 s0, 8                                            // 000000001000: BE800088
+\tv_mfma_f32_16x16x16_bf16 a[0:3], v[0:1], v[2:3], a[0:3]     // 000000001004: D3E18000 04020500
+\ts_sub_u32 s0, s0, 1                                        // 00000000100C: 80808100
+\ts_cmp_lg_u32 s0, 0                                         // 000000001010: BF078000
+\ts_cbranch_scc1 65531                                       // 000000001014: BF85FFFB
+\ts_endpgm                                                   // 000000001018: BF810000
+"""
+
+
+def test_loop_of_a_listing(isa):
+    from timing_kernel import Kernel
+    from timing_unit import parse
+
+    kernel = Kernel("kernel", parse(LISTING)["kernel"], threads=256, registers=128, lds=32768)
+    assert kernel.loops == [(1, 4)] and kernel.resident() == 2
+    before, body, after = kernel.parts((1, 4), frozenset())
+    assert (before, body, after) == ([0], [1, 2, 3, ~4], [5])
+
+
+def test_timing_wants_code_objects(tmp_path):
+    result = run(ISA / "timing.py", "--only", "AITER", LLAMAC_TIMING_OBJECTS=str(tmp_path))
+    assert result.returncode == 2 and "found none" in result.stderr

@@ -1,0 +1,432 @@
+#!/usr/bin/env python3
+"""Predicts the times of gfx942 kernels from their code objects, without a GPU, beside published times.
+
+timing_cases.toml says which kernels: facts alone. Code objects of others are read from the folder that
+LLAMAC_TIMING_OBJECTS names, our own from build/resources (dev/hip/resources.py). What is absent is left out.
+
+Per case: the time by the simulator (timing_unit.py) and its clock, the published time and the error, the rate.
+Per kernel: the share of the matrix units' peak, what waves waited for, and two simple models: `count`, the cycles
+of MFMA and of vector issue without any overlap, and llvm-mca's cycles of one wave's loop times the waves of a SIMD.
+
+--fit chooses the free numbers on all families of kernels but one, for each family in turn, and prints the errors
+on that one. README.md says what is not modelled.
+"""
+
+import argparse
+import heapq
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from timing_kernel import Kernel, load
+from timing_picture import picture
+from timing_unit import SIMDS, Memory, Numbers, Unit, Wave, numbers, table
+
+from build import ROOT, tool
+
+CASES = Path(__file__).with_name("timing_cases.toml")
+OURS = ROOT / "build/resources/gfx942"
+ISSUES = 10_000  # instructions of a wave that are simulated, about
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The clock model's free numbers (timing_numbers.toml, [clock])."""
+
+    idle: float
+    vector: float
+    eight_bit: float
+    exponent: float
+    launch: float  # microseconds
+    fixed: float
+
+    @classmethod
+    def read(cls) -> "Clock":
+        return cls(**{name: entry["value"] for name, entry in table()["clock"].items()})
+
+    def power(self, matrix: float, vector: float, eight_bit: bool) -> float:
+        return self.idle + matrix * (self.eight_bit if eight_bit else 1) + self.vector * vector
+
+    def ghz(self, chip: dict, matrix: float, vector: float, eight_bit: bool) -> float:
+        """Of a load that uses the matrix units and the vector units for these shares of its time."""
+        if "gemm" not in chip:
+            return self.fixed
+        at_gemm = self.power(chip["gemm"]["matrix"], chip["gemm"]["vector"], False)
+        power = max(self.power(matrix, vector, eight_bit), 1e-9)
+        return min(chip["peak"]["value"], chip["gemm"]["value"] * (at_gemm / power) ** self.exponent)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Blocks that share a compute unit: cycles are first + each * rounds of the loop."""
+
+    first: float
+    each: float
+    matrix: float  # shares of the SIMDs' time in the steady state
+    vector: float
+    stalls: Counter
+
+    def cycles(self, rounds: float) -> float:
+        return self.first + self.each * rounds
+
+
+class Entry:
+    """A kernel of timing_cases.toml with its cases."""
+
+    def __init__(self, facts: dict, path: Path):
+        self.facts, self.name, self.family = facts, facts["name"], facts["family"]
+        self.kernel = load(path, facts.get("symbol", ""))
+        self.chip = table()["chips"][facts["chip"]]
+        self.cases = facts["cases"]
+        loops = [tuple(loop) if isinstance(loop, list) else self.kernel.loops[loop] for loop in facts.get("loops", [0])]
+        taken = facts.get("taken", [[]] * len(loops))
+        loops = loops if len(loops) == len(taken) else loops * len(taken)
+        again = {int(k): count for k, count in facts.get("again", {}).items()}
+        self.parts = [self.kernel.parts(loop, frozenset(t), again) for loop, t in zip(loops, taken)]
+        self.body = [self.kernel.code[k if k >= 0 else ~k] for k in self.parts[0][1]]
+        found = sum(i.kind == "mfma" for i in self.body)
+        if found != facts["mfma"]:
+            raise ValueError(f"{path}: {self.name}: expected {facts['mfma']} MFMAs in a loop, found {found}")
+        self.eight_bit = any(re.search(r"mfma.*_(i8|fp8|bf8)", i.name) for i in self.body)
+        self.waves = -(-self.kernel.threads // 64)
+        self.resident = self.kernel.resident(facts.get("lds", 0))
+        self.memory = Memory(facts.get("l1", 0.0), facts.get("far", 0.0))
+        self.known: dict[tuple, Rounds] = {}
+        self.grids: dict[tuple, tuple[float, float]] = {}
+
+    def numbers(self, n: Numbers, clock: Clock) -> Numbers:
+        chip = self.chip
+        per_cycle = chip["far"]["value"] / chip["units"] / (self.chip.get("gemm", {}).get("value", clock.fixed) * 1e9)
+        return replace(n, far_bytes=round(per_cycle, 1), mfma_hold=chip.get("mfma_hold", n.mfma_hold))
+
+    def unit(self, resident: int, rounds: int, n: Numbers) -> Unit:
+        waves = []
+        for block in range(resident):
+            for w in range(self.waves):
+                before, body, after = self.parts[w * len(self.parts) // self.waves]
+                waves.append(Wave(before + body * rounds + after, block, w))
+        return Unit(self.kernel.code, waves, n, self.memory)
+
+    def rounds(self, resident: int, n: Numbers) -> Rounds:
+        key = resident, n
+        if key not in self.known:
+            more = max(2, min(8, ISSUES // len(self.body)))  # the steady state: what these rounds add
+            few, many = self.unit(resident, more // 2, n), self.unit(resident, more // 2 + more, n)
+            short, long = few.run(), many.run()
+            cycles = long - short
+            matrix, vector = (
+                (many.busy[kind] - few.busy[kind]) / cycles / SIMDS for kind in ("matrix", "vector")
+            )
+            stalls: Counter[str] = Counter()
+            for w in many.waves:
+                stalls += w.stalls
+            total = sum(w.done for w in many.waves)
+            stalls = Counter({name: share / total for name, share in stalls.items()})
+            each = cycles / more
+            self.known[key] = Rounds(short - more // 2 * each, each, matrix, vector, stalls)
+        return self.known[key]
+
+    def jobs(self, case: dict) -> list[tuple[float, float]]:
+        """Per block, in the order of their start: how often it begins and how many rounds it does."""
+        facts, shape = self.facts, case["shape"]
+        if facts["work"] == "gemm":
+            m, n, k = shape
+            tile_m, tile_n, step = facts["tile"]
+            return [(1, k / step)] * (-(-m // tile_m) * -(-n // tile_n))
+        batch, heads, length, _ = shape
+        rows, step = facts["tile"]
+        tiles = -(-length // rows)
+        each = [length / step] * tiles
+        if facts.get("causal"):  # the longest first
+            each = [(i + 1) * rows / step for i in range(tiles)]
+            each = each[::-1] if facts["causal"] != "pairs" else each
+        jobs = [(1.0, r) for r in each]
+        if facts.get("causal") == "pairs":  # a block does the first and the last tile, and so on
+            jobs = [(2.0, each[i] + each[-i - 1]) for i in range(tiles // 2)]
+        jobs = [job for job in jobs for _ in range(batch * heads)]
+        if "tail" in case:  # the last blocks are split into so many parts
+            blocks, parts = case["tail"]
+            jobs = jobs[: len(jobs) - blocks] + [(1.0, length / step / parts)] * (blocks * parts)
+        return jobs
+
+    def operations(self, case: dict) -> float:
+        shape = case["shape"]
+        if self.facts["work"] == "gemm":
+            return 2.0 * shape[0] * shape[1] * shape[2]
+        batch, heads, length, depth = shape
+        return self.facts["products"] * 2.0 * batch * heads * length**2 * depth / (2 if self.facts.get("causal") else 1)
+
+    def grid(self, case: dict, n: Numbers) -> tuple[float, float]:
+        """Cycles, and the share of them in which a compute unit has blocks."""
+        key = tuple(case["shape"]), n
+        if key not in self.grids:
+            self.grids[key] = self.schedule(case, n)
+        return self.grids[key]
+
+    def schedule(self, case: dict, n: Numbers) -> tuple[float, float]:
+        """Blocks go to the XCDs in turn, on each to the compute unit with the fewest."""
+        jobs = self.jobs(case)[:: self.chip["xcds"]]
+        units = self.chip["units"] // self.chip["xcds"]
+        per_unit = -(-len(jobs) // units)
+        by = {r: self.rounds(r, n) for r in range(1, min(self.resident, per_unit) + 1)}
+
+        def duration(job: tuple[float, float], resident: int) -> float:
+            return job[0] * by[resident].first + job[1] * by[resident].each
+
+        held: list[list[list]] = [[] for _ in range(units)]  # per unit: [job, share left]
+        since, version = [0.0] * units, [0] * units
+        events: list[tuple[float, int, int]] = []
+        queue, time, busy = iter(jobs), 0.0, 0.0
+
+        def note(u: int) -> None:
+            version[u] += 1
+            if held[u]:
+                left = min(share * duration(job, len(held[u])) for job, share in held[u])
+                heapq.heappush(events, (since[u] + left, u, version[u]))
+
+        for _ in range(len(by)):
+            for u in range(units):
+                if job := next(queue, None):
+                    held[u].append([job, 1.0])
+        for u in range(units):
+            note(u)
+        while events:
+            time, u, number = heapq.heappop(events)
+            if number != version[u]:
+                continue
+            for block in held[u]:
+                block[1] -= (time - since[u]) / duration(block[0], len(held[u]))
+            busy += time - since[u]
+            since[u] = time
+            ended = sum(share <= 1e-9 for _, share in held[u])
+            held[u] = [block for block in held[u] if block[1] > 1e-9]
+            held[u] += [[job, 1.0] for _, job in zip(range(ended), queue)]
+            note(u)
+        return time, busy / units / time
+
+    def clock(self, case: dict, n: Numbers, clock: Clock) -> float:
+        """A power limit holds for longer than a block takes: idle units leave the others more."""
+        steady, (_, share) = self.rounds(self.resident, n), self.grid(case, n)
+        vector = steady.vector - self.issue_share(steady)
+        return clock.ghz(self.chip, share * steady.matrix, share * vector, self.eight_bit)
+
+    def issue_share(self, steady: Rounds) -> float:
+        """The MFMAs' own issue, which counts as vector time."""
+        cycles = [i.cycles for i in self.body if i.kind == "mfma"]
+        return steady.matrix * 4 * len(cycles) / max(1, sum(cycles))
+
+    def milliseconds(self, case: dict, n: Numbers, clock: Clock) -> float:
+        n = self.numbers(n, clock)
+        compute = self.grid(case, n)[0] / self.clock(case, n, clock) / 1e6
+        shape = case["shape"]
+        elements = 1.0 if self.facts["work"] == "gemm" else shape[0] * shape[1] * shape[2] * shape[3]
+        beside = self.facts.get("beside", 0) * elements / table()["copy"]["value"] * 1e3
+        return compute + beside + clock.launch * 1e-3 * self.facts.get("launches", 1)
+
+    def count_cycles(self) -> float:
+        """MFMA and vector issue of a SIMD's waves per round of the loop, one after the other."""
+        waves = self.waves * self.resident / SIMDS
+        issue = sum({"vector": 4, "packed": 4, "mfma": 4, "trans": 16}.get(i.kind, 0) for i in self.body)
+        return waves * (issue + sum(i.cycles for i in self.body if i.kind == "mfma"))
+
+    def mca_cycles(self) -> float | None:
+        """llvm-mca's cycles of one round for a SIMD's waves, one after the other; it counts slots."""
+        lines = []
+        for i in self.body:
+            if i.name.startswith("buffer"):  # llvm-mca 19 crashes at these
+                load = f"{i.name.replace('buffer', 'global')} {i.operands.split(', ')[0]}, v[0:1], off"
+                lines += [load] if i.result else []
+            elif i.kind != "branch":
+                lines.append(f"{i.name} {i.operands}")
+        command = [tool("llvm-mca"), "-mtriple=amdgcn", "-mcpu=gfx942", "-iterations=20"]
+        try:
+            done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True)
+        except OSError:
+            return None
+        found = re.search(r"Total Cycles: +(\d+)", done.stdout)
+        return int(found[1]) / 20 * 4 * self.waves * self.resident / SIMDS if found else None
+
+
+def entries(only: str) -> Iterator[Entry]:
+    folder = os.environ.get("LLAMAC_TIMING_OBJECTS")
+    for facts in tomllib.loads(CASES.read_text())["kernel"]:
+        root = OURS if facts["family"] == "llamac" else Path(folder) if folder else None
+        if root is None or not re.search(only, facts["name"]):
+            continue
+        path = root / facts["object"]
+        if path.exists():
+            yield Entry(facts, path)
+        else:
+            print(f"timing.py: {path}: absent: {facts['name']} is left out", file=sys.stderr)
+
+
+def errors(found: list[Entry], n: Numbers, clock: Clock) -> dict[str, list[float]]:
+    """Predicted over published, minus 1, of each kernel's cases."""
+    return {
+        e.name: [e.milliseconds(case, n, clock) / case["ms"] - 1 for case in e.cases if "ms" in case] for e in found
+    }
+
+
+def loss(found: list[Entry], n: Numbers, clock: Clock) -> float:
+    """Mean over families of the mean over kernels of the mean absolute logarithm."""
+    by = errors(found, n, clock)
+    families: dict[str, list[float]] = {}
+    for e in found:
+        if by[e.name]:
+            families.setdefault(e.family, []).append(np.mean(np.abs(np.log1p(by[e.name]))))
+    return float(np.mean([np.mean(values) for values in families.values()]))
+
+
+def fit(found: list[Entry]) -> tuple[dict[str, float], Clock]:
+    """Coordinate descent: the clock's numbers, then each free number's values, until nothing improves."""
+    chosen: dict[str, float] = {}
+    clock = Clock.read()
+
+    def fit_clock(n: Numbers, clock: Clock) -> Clock:
+        for _ in range(3):
+            for name, entry in table()["clock"].items():
+                options = [replace(clock, **{name: value}) for value in np.linspace(*entry["range"])]
+                clock = min([clock, *options], key=lambda c: loss(found, n, c))
+        return clock
+
+    clock = fit_clock(numbers(), clock)
+    best = loss(found, numbers(), clock)
+    improved = True
+    while improved:
+        improved = False
+        for name, entry in table()["cycles"].items():
+            for value in entry.get("free", []):
+                trial = chosen | {name: value}
+                trial_loss = loss(found, numbers(**trial), clock)
+                if trial_loss < best - 0.0005:
+                    chosen, best, improved = trial, trial_loss, True
+        clock = fit_clock(numbers(**chosen), clock)
+        best = loss(found, numbers(**chosen), clock)
+    return chosen, clock
+
+
+def ranked(found: list[Entry], times: dict[str, list[float]]) -> tuple[int, int]:
+    """Pairs of kernels on one chip and shape, or GEMMs on one chip by rate, that differ by more than 10%: the
+    number ranked right, and of all."""
+    rows = []
+    for e in found:
+        for case, ms in zip([c for c in e.cases if "ms" in c], times[e.name]):
+            where = (e.facts["chip"], () if e.facts["work"] == "gemm" else tuple(case["shape"]))
+            rows.append((where, e.name, e.operations(case) / case["ms"], e.operations(case) / ms))
+    right = pairs = 0
+    for i, a in enumerate(rows):
+        for b in rows[:i]:
+            if a[0] == b[0] and a[1] != b[1] and max(a[2], b[2]) > 1.1 * min(a[2], b[2]):
+                pairs += 1
+                right += (a[2] > b[2]) == (a[3] > b[3])
+    return right, pairs
+
+
+def cross_validate(found: list[Entry]) -> None:
+    """Fits without each family and prints the errors on it."""
+    held: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
+    for family in dict.fromkeys(e.family for e in found):
+        rest, out = [e for e in found if e.family != family], [e for e in found if e.family == family]
+        chosen, clock = fit(rest)
+        print(f"\nheld out: {family}; fitted: {chosen} {clock}", flush=True)
+        n = numbers(**chosen)
+        for name, values in errors(out, n, clock).items():
+            held[name] = values
+            cases = next(e for e in out if e.name == name).cases
+            times[name] = [c["ms"] * (1 + v) for c, v in zip([c for c in cases if "ms" in c], values)]
+            print(f"  {name:34} {len(values):3} cases  " + " ".join(f"{100 * v:+.1f}" for v in values))
+    sizes = [abs(v) for values in held.values() for v in values]
+    kernels = [median(map(abs, values)) for values in held.values()]
+    right, pairs = ranked(found, times)
+    print(
+        f"\nheld out, all cases: median {100 * median(sizes):.1f}%, worst {100 * max(sizes):.1f}%; median per kernel: "
+        f"median {100 * median(kernels):.1f}%, worst {100 * max(kernels):.1f}%; "
+        f"pairs that differ by more than 10%: {right} of {pairs} ranked right"
+    )
+    chosen, clock = fit(found)
+    print(f"fitted on all: {chosen} {clock}; loss {100 * loss(found, numbers(**chosen), clock):.2f}%")
+
+
+def report(found: list[Entry], folder: Path | None) -> None:
+    clock, n = Clock.read(), numbers()
+    margin, sums = table()["errors"], {}
+    print(
+        f"Held-out error: median {margin['median']:.1f}%, worst {margin['worst']:.1f}%. Predicted, not measured.\n\n"
+        "| kernel | shape | predicted ms | published | error | TFLOP/s | count, no overlap | GHz |\n"
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    )
+    for e in found:
+        here = e.numbers(n, clock)
+        steady = e.rounds(e.resident, here)
+        for case in e.cases:
+            ms, ghz = e.milliseconds(case, n, clock), e.clock(case, here, clock)
+            known = case.get("ms")
+            count = ms * e.count_cycles() / steady.each
+            shape = "×".join(map(str, case["shape"]))
+            error = f"{known:.3f} | {100 * (ms / known - 1):+.1f}%" if known else " | "
+            rate = e.operations(case) / ms / 1e9
+            print(f"| {e.name} | {shape} | {ms:.3f} ±{margin['worst']:.0f}% | {error} | {rate:.0f} | {count:.3f} | {ghz:.2f} |")
+        if total := e.facts.get("sum"):
+            for case in e.cases:
+                key = total, tuple(case["shape"])
+                sums[key] = sums.get(key, 0.0) + e.milliseconds(case, n, clock)
+    for (total, shape), ms in sums.items():
+        rate = 5 / 2 * 2 * shape[0] * shape[1] * shape[2] ** 2 * shape[3] / ms / 1e9  # causal, five products
+        print(f"| {total} | {'×'.join(map(str, shape))} | {ms:.3f} ±{margin['worst']:.0f}% | | | {rate:.0f} | | |")
+    print("\n| kernel | blocks | cycles per round | count | llvm-mca | MFMA share | vector share | waves wait for |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
+    for e in found:
+        here = e.numbers(n, clock)
+        steady, mca = e.rounds(e.resident, here), e.mca_cycles()
+        waits = ", ".join(f"{name} {100 * share:.0f}%" for name, share in steady.stalls.most_common(5))
+        print(
+            f"| {e.name} | {e.resident} | {steady.each:.0f} | {e.count_cycles():.0f} | {mca or 0:.0f} | "
+            f"{100 * steady.matrix:.0f}% | {100 * steady.vector:.0f}% | {waits} |"
+        )
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            unit = e.unit(e.resident, 6, here)
+            unit.events = []
+            unit.run()
+            end = max(t for _, t, _, _ in unit.events)
+            window = (end - 3 * steady.each, end - steady.each)
+            name = re.sub(r"\W+", "_", e.name)
+            (folder / f"{name}.svg").write_text(picture(unit, window, e.name))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", metavar="REGEX", help="kernels whose name matches")
+    parser.add_argument("--fit", action="store_true", help="fit and cross-validate the free numbers")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="write a timeline of each kernel")
+    options = parser.parse_args()
+    found = list(entries(options.only))
+    if not found:
+        print(
+            "timing.py: expected code objects in LLAMAC_TIMING_OBJECTS or build/resources, found none: "
+            "`dev/hip/resources.py` makes those of build/resources",
+            file=sys.stderr,
+        )
+        return 2
+    if options.fit:
+        cross_validate([e for e in found if any("ms" in case for case in e.cases)])
+    else:
+        report(found, options.pictures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
