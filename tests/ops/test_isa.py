@@ -164,7 +164,10 @@ def simulate(*streams, memory=None, **changes):
 
 
 ADD, EXP = "v_add_f32_e32 v1, v1, v2", "v_exp_f32_e32 v1, v1"
-MFMA, BIG = "v_mfma_f32_16x16x16_bf16 {0}, v[0:1], v[2:3], {0}", "v_mfma_f32_32x32x8_bf16 {0}, v[0:1], v[2:3], {0}"
+MFMA, BIG = (
+    "v_mfma_f32_16x16x16_bf16 {0}, v[0:1], v[2:3], {0}",
+    "v_mfma_f32_32x32x8_bf16 {0}, v[0:1], v[2:3], {0}",
+)
 READ = "ds_read_b128 v[8:11], v4"
 
 
@@ -179,9 +182,12 @@ READ = "ds_read_b128 v[8:11], v4"
         ([MFMA.format("v[16:19]")] * 3, [0, 16, 32]),  # accumulators are forwarded
         ([BIG.format("a[0:15]")] * 2, [0, 32]),
         ([MFMA.format("v[16:19]"), "v_add_f32_e32 v1, v16, v2"], [0, 28]),  # passes and three wait states
-        ([MFMA.format("v[16:19]"), ADD], [0, 4]),  # under the MFMA
-        ([MFMA.format("v[16:19]"), "v_pk_mul_f32 v[4:5], v[6:7], v[8:9]"], [0, 24]),  # never under it
-        ([READ, "s_waitcnt lgkmcnt(0)", "v_add_f32_e32 v1, v8, v2"], [0, 72, 76]),  # 8 cycles of data, 64 of latency
+        ([MFMA.format("v[16:19]"), ADD], [0, 16]),  # not under the MFMA
+        ([MFMA.format("v[16:19]"), "v_pk_mul_f32 v[4:5], v[6:7], v[8:9]"], [0, 24]),  # two slots later still
+        (
+            [READ, "s_waitcnt lgkmcnt(0)", "v_add_f32_e32 v1, v8, v2"],
+            [0, 72, 76],
+        ),  # 8 cycles of data, 64 of latency
         (["s_nop 3", ADD], [0, 16]),
         (["s_cmp_lt_u32 s1, s2", "s_cselect_b32 s3, s4, s5"], [0, 4]),
     ],
@@ -193,8 +199,8 @@ def test_cycles_of_a_wave(isa, stream, times):
 def test_waves_share_a_simd(isa):
     products, sums = [MFMA.format("v[16:19]")] * 2, [ADD] * 4
     # One vector instruction per slot; the second wave's run under the products.
-    assert simulate(products, sums)[0] == [[0, 16], [4, 8, 12, 20]]
-    assert simulate(products, sums, mfma_hold=1.0)[0] == [[0, 16], [32, 36, 40, 44]]
+    assert simulate(products, sums, mfma_hold=0.0)[0] == [[0, 16], [4, 8, 12, 20]]
+    assert simulate(products, sums)[0] == [[0, 16], [32, 36, 40, 44]]
     first, second = simulate([ADD] * 2, ["s_setprio 1", *[ADD] * 2])[0]
     assert (first, second) == ([0, 12], [0, 4, 8])
 

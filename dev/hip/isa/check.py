@@ -11,6 +11,7 @@ and what is not seen.
 
 import argparse
 import ctypes
+import json
 import re
 import subprocess
 import sys
@@ -40,6 +41,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one order of waves instead of three")
     parser.add_argument(
         "--races", action="store_true", help="find LDS accesses that no barrier separates; one order, slow"
+    )
+    parser.add_argument(
+        "--conflicts", type=Path, metavar="FILE", help="write LDS cycles for timing.py; one order, slow"
     )
     parser.add_argument(
         "--compute-units", type=int, default=304, help="of the emulated device (default: %(default)s)"
@@ -122,12 +126,15 @@ def main() -> int:
     if not options.no_build:
         build(options.libraries, options.program)
     from device import Device
-    from lds import Races
+    from lds import Conflicts, Races
 
     device = Device(options.libraries, options.compute_units)
     if options.races:
         device.machine.races = Races()
-    cases = Cases(device, ORDERS[:1] if options.quick or options.races else ORDERS, options.cases)
+    if options.conflicts:
+        device.machine.races = Conflicts()
+    one_order = options.quick or options.races or options.conflicts
+    cases = Cases(device, ORDERS[:1] if one_order else ORDERS, options.cases)
     start = time.time()
     for operation in device.operations:
         for variant in device.optimized(operation):
@@ -141,6 +148,11 @@ def main() -> int:
         f"{sum(machine.executed.values())} wave instructions of {len(machine.opcodes)} opcodes "
         f"in {time.time() - start:.0f} s"
     )
+    if options.conflicts:
+        found: dict[str, dict[int, int]] = {}
+        for (kernel, offset), cycles in machine.races.cycles.items():
+            found.setdefault(kernel, {})[offset] = cycles
+        options.conflicts.write_text(json.dumps(found))
     if options.races:
         print_races(machine)
         faults += len(machine.races.found)

@@ -7,6 +7,8 @@ from collections import Counter
 import numpy as np
 from corrections import APERTURE, bits_of, lanes_of
 
+BANKS = 32
+
 
 def reserved(size: int) -> np.ndarray:
     """Bytes, zeros, that take memory where they are touched."""
@@ -43,6 +45,7 @@ class Races:
 
     def access(self, kernel, name, pc, words, writes, wave, epoch):
         self.checked += 1
+        words = np.unique(words)
         other = (self.write_epoch[words] == epoch) & (self.write_wave[words] != wave)
         if writes:
             other |= (self.read_epoch[words] == epoch) & (self.readers[words] & ~(1 << wave) != 0)
@@ -57,14 +60,31 @@ class Races:
             self.readers[words] |= 1 << wave
 
 
+class Conflicts:
+    """Cycles that LDS instructions take: each serves as many lanes at a time as its 32 banks have words for, and
+    one word of a bank per cycle."""
+
+    def __init__(self):
+        self.cycles = {}  # kernel and offset of the instruction: the most cycles of an access
+        self.reset = lambda: None
+
+    def access(self, kernel, name, pc, words, writes, wave, epoch):
+        lanes = max(1, BANKS // len(words))
+        cycles = 0
+        for first in range(0, words.shape[1], lanes):
+            used = np.unique(words[:, first : first + lanes])
+            cycles += int(np.bincount(used % BANKS).max())
+        self.cycles[kernel, pc] = max(cycles, self.cycles.get((kernel, pc), 0))
+
+
 def lds_access(name, word):
-    """For an LDS instruction: a function of the wave that returns its words, and whether it writes."""
+    """For an LDS instruction: a function of the wave that returns its words, by lane, and whether it writes."""
     if name.startswith("FLAT_STORE_DWORD"):
         addr, offset = word >> 32 & 0xFF, word & 0xFFF
 
         def flat_words(wave):
             on = [k for k in lanes_of(wave) if wave.vgpr[addr + 1, k] == APERTURE]
-            return np.unique((wave.vgpr[addr, on].astype(np.int64) + offset) // 4)
+            return (wave.vgpr[addr, on].astype(np.int64) + offset)[None] // 4
 
         return flat_words, True
     m = re.fullmatch(r"DS_(READ|WRITE)(2)?(ST64)?_B(\d+)|DS_(ADD)(_RTN)?_[UF](\d+)", name)
@@ -79,7 +99,6 @@ def lds_access(name, word):
 
     def words(wave):
         at = wave.vgpr[addr, lanes_of(wave)].astype(np.int64)
-        each = [(at + o) // 4 + i for o in offsets for i in range(max(1, size // 4))]
-        return np.unique(np.concatenate(each))
+        return np.stack([(at + o) // 4 + i for o in offsets for i in range(max(1, size // 4))])
 
     return words, m[1] == "WRITE"

@@ -22,13 +22,12 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import pairwise
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 
 import numpy as np
-from timing_kernel import Kernel, load
+from timing_kernel import load
 from timing_picture import picture
 from timing_unit import SIMDS, Memory, Numbers, Unit, Wave, numbers, table
 
@@ -43,9 +42,10 @@ ISSUES = 10_000  # instructions of a wave that are simulated, about
 class Clock:
     """The clock model's free numbers (timing_numbers.toml, [clock])."""
 
-    idle: float
+    waiting: float
     vector: float
     eight_bit: float
+    attention: float
     exponent: float
     launch: float  # microseconds
     fixed: float
@@ -54,16 +54,19 @@ class Clock:
     def read(cls) -> "Clock":
         return cls(**{name: entry["value"] for name, entry in table()["clock"].items()})
 
-    def power(self, matrix: float, vector: float, eight_bit: bool) -> float:
-        return self.idle + matrix * (self.eight_bit if eight_bit else 1) + self.vector * vector
+    def power(self, matrix: float, vector: float, kind: str) -> float:
+        """Of a load that uses the matrix and the vector units for these shares of its time."""
+        weight = {"gemm": 1.0, "eight_bit": self.eight_bit, "attention": self.attention}[kind]
+        return weight * matrix + self.vector * vector
 
-    def ghz(self, chip: dict, matrix: float, vector: float, eight_bit: bool) -> float:
-        """Of a load that uses the matrix units and the vector units for these shares of its time."""
+    def ghz(self, chip: dict, matrix: float, vector: float, kind: str, share: float) -> float:
+        """share: of the time in which units are in their loops. A power limit holds for longer than a block takes."""
         if "gemm" not in chip:
             return self.fixed
-        at_gemm = self.power(chip["gemm"]["matrix"], chip["gemm"]["vector"], False)
-        power = max(self.power(matrix, vector, eight_bit), 1e-9)
-        return min(chip["peak"]["value"], chip["gemm"]["value"] * (at_gemm / power) ** self.exponent)
+        known = chip["gemm"]
+        power = self.power(matrix, vector, kind) / self.power(known["matrix"], known["vector"], "gemm")
+        power *= share + self.waiting * (1 - share)
+        return min(chip["peak"]["value"], known["value"] * power**-self.exponent)
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,14 @@ class Entry:
         self.facts, self.name, self.family = facts, facts["name"], facts["family"]
         self.kernel = load(path, facts.get("symbol", ""))
         self.chip = table()["chips"][facts["chip"]]
-        self.cases = facts["cases"]
-        loops = [tuple(loop) if isinstance(loop, list) else self.kernel.loops[loop] for loop in facts.get("loops", [0])]
+        self.cases = [
+            {"shape": row[:-1], "ms": row[-1], "tail": tail}
+            for row, tail in zip_longest(facts["cases"], facts.get("tails", []), fillvalue=[0, 1])
+        ]
+        loops = [
+            tuple(loop) if isinstance(loop, list) else self.kernel.loops[loop]
+            for loop in facts.get("loops", [0])
+        ]
         taken = facts.get("taken", [[]] * len(loops))
         loops = loops if len(loops) == len(taken) else loops * len(taken)
         again = {int(k): count for k, count in facts.get("again", {}).items()}
@@ -97,7 +106,8 @@ class Entry:
         found = sum(i.kind == "mfma" for i in self.body)
         if found != facts["mfma"]:
             raise ValueError(f"{path}: {self.name}: expected {facts['mfma']} MFMAs in a loop, found {found}")
-        self.eight_bit = any(re.search(r"mfma.*_(i8|fp8|bf8)", i.name) for i in self.body)
+        eight_bit = any(re.search(r"mfma.*_(i8|fp8|bf8)", i.name) for i in self.body)
+        self.kind = "eight_bit" if eight_bit else facts["work"]
         self.waves = -(-self.kernel.threads // 64)
         self.resident = self.kernel.resident(facts.get("lds", 0))
         self.memory = Memory(facts.get("l1", 0.0), facts.get("far", 0.0))
@@ -106,8 +116,10 @@ class Entry:
 
     def numbers(self, n: Numbers, clock: Clock) -> Numbers:
         chip = self.chip
-        per_cycle = chip["far"]["value"] / chip["units"] / (self.chip.get("gemm", {}).get("value", clock.fixed) * 1e9)
-        return replace(n, far_bytes=round(per_cycle, 1), mfma_hold=chip.get("mfma_hold", n.mfma_hold))
+        per_cycle = (
+            chip["far"]["value"] / chip["units"] / (self.chip.get("gemm", {}).get("value", clock.fixed) * 1e9)
+        )
+        return replace(n, far_bytes=round(per_cycle, 1))
 
     def unit(self, resident: int, rounds: int, n: Numbers) -> Unit:
         waves = []
@@ -154,8 +166,8 @@ class Entry:
         if facts.get("causal") == "pairs":  # a block does the first and the last tile, and so on
             jobs = [(2.0, each[i] + each[-i - 1]) for i in range(tiles // 2)]
         jobs = [job for job in jobs for _ in range(batch * heads)]
-        if "tail" in case:  # the last blocks are split into so many parts
-            blocks, parts = case["tail"]
+        blocks, parts = case["tail"]
+        if blocks:
             jobs = jobs[: len(jobs) - blocks] + [(1.0, length / step / parts)] * (blocks * parts)
         return jobs
 
@@ -164,10 +176,18 @@ class Entry:
         if self.facts["work"] == "gemm":
             return 2.0 * shape[0] * shape[1] * shape[2]
         batch, heads, length, depth = shape
-        return self.facts["products"] * 2.0 * batch * heads * length**2 * depth / (2 if self.facts.get("causal") else 1)
+        return (
+            self.facts["products"]
+            * 2.0
+            * batch
+            * heads
+            * length**2
+            * depth
+            / (2 if self.facts.get("causal") else 1)
+        )
 
     def grid(self, case: dict, n: Numbers) -> tuple[float, float]:
-        """Cycles, and the share of them in which a compute unit has blocks."""
+        """Cycles, and the share of them in which a compute unit's blocks are in their loop."""
         key = tuple(case["shape"]), n
         if key not in self.grids:
             self.grids[key] = self.schedule(case, n)
@@ -212,13 +232,13 @@ class Entry:
             held[u] = [block for block in held[u] if block[1] > 1e-9]
             held[u] += [[job, 1.0] for _, job in zip(range(ended), queue)]
             note(u)
-        return time, busy / units / time
+        steady = by[max(by)]
+        inside = sum(steady.each * rounds for _, rounds in jobs)
+        return time, busy / units / time * inside / sum(duration(job, max(by)) for job in jobs)
 
     def clock(self, case: dict, n: Numbers, clock: Clock) -> float:
-        """A power limit holds for longer than a block takes: idle units leave the others more."""
         steady, (_, share) = self.rounds(self.resident, n), self.grid(case, n)
-        vector = steady.vector - self.issue_share(steady)
-        return clock.ghz(self.chip, share * steady.matrix, share * vector, self.eight_bit)
+        return clock.ghz(self.chip, steady.matrix, steady.vector - self.issue_share(steady), self.kind, share)
 
     def issue_share(self, steady: Rounds) -> float:
         """The MFMAs' own issue, which counts as vector time."""
@@ -259,7 +279,9 @@ class Entry:
 
 def entries(only: str) -> Iterator[Entry]:
     folder = os.environ.get("LLAMAC_TIMING_OBJECTS")
-    for facts in tomllib.loads(CASES.read_text())["kernel"]:
+    known = tomllib.loads(CASES.read_text())
+    for kernel in known["kernel"]:
+        facts = known["family"][kernel["family"]] | kernel
         root = OURS if facts["family"] == "llamac" else Path(folder) if folder else None
         if root is None or not re.search(only, facts["name"]):
             continue
@@ -273,7 +295,8 @@ def entries(only: str) -> Iterator[Entry]:
 def errors(found: list[Entry], n: Numbers, clock: Clock) -> dict[str, list[float]]:
     """Predicted over published, minus 1, of each kernel's cases."""
     return {
-        e.name: [e.milliseconds(case, n, clock) / case["ms"] - 1 for case in e.cases if "ms" in case] for e in found
+        e.name: [e.milliseconds(case, n, clock) / case["ms"] - 1 for case in e.cases if case["ms"]]
+        for e in found
     }
 
 
@@ -295,7 +318,9 @@ def fit(found: list[Entry]) -> tuple[dict[str, float], Clock]:
     def fit_clock(n: Numbers, clock: Clock) -> Clock:
         for _ in range(3):
             for name, entry in table()["clock"].items():
-                options = [replace(clock, **{name: value}) for value in np.linspace(*entry["range"])]
+                if "range" not in entry:
+                    continue
+                options = [replace(clock, **{name: round(float(v), 4)}) for v in np.linspace(*entry["range"])]
                 clock = min([clock, *options], key=lambda c: loss(found, n, c))
         return clock
 
@@ -320,7 +345,7 @@ def ranked(found: list[Entry], times: dict[str, list[float]]) -> tuple[int, int]
     number ranked right, and of all."""
     rows = []
     for e in found:
-        for case, ms in zip([c for c in e.cases if "ms" in c], times[e.name]):
+        for case, ms in zip([c for c in e.cases if c["ms"]], times[e.name]):
             where = (e.facts["chip"], () if e.facts["work"] == "gemm" else tuple(case["shape"]))
             rows.append((where, e.name, e.operations(case) / case["ms"], e.operations(case) / ms))
     right = pairs = 0
@@ -344,7 +369,7 @@ def cross_validate(found: list[Entry]) -> None:
         for name, values in errors(out, n, clock).items():
             held[name] = values
             cases = next(e for e in out if e.name == name).cases
-            times[name] = [c["ms"] * (1 + v) for c, v in zip([c for c in cases if "ms" in c], values)]
+            times[name] = [c["ms"] * (1 + v) for c, v in zip([c for c in cases if c["ms"]], values)]
             print(f"  {name:34} {len(values):3} cases  " + " ".join(f"{100 * v:+.1f}" for v in values))
     sizes = [abs(v) for values in held.values() for v in values]
     kernels = [median(map(abs, values)) for values in held.values()]
@@ -360,9 +385,10 @@ def cross_validate(found: list[Entry]) -> None:
 
 def report(found: list[Entry], folder: Path | None) -> None:
     clock, n = Clock.read(), numbers()
-    margin, sums = table()["errors"], {}
+    margins, sums = table()["errors"], {}
+    held = "; ".join(f"{work} {middle}% in the median, {worst}% at worst" for work, (middle, worst) in margins.items())
     print(
-        f"Held-out error: median {margin['median']:.1f}%, worst {margin['worst']:.1f}%. Predicted, not measured.\n\n"
+        f"Predicted, not measured. Error on families of kernels that were held out: {held}.\n\n"
         "| kernel | shape | predicted ms | published | error | TFLOP/s | count, no overlap | GHz |\n"
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     )
@@ -371,20 +397,26 @@ def report(found: list[Entry], folder: Path | None) -> None:
         steady = e.rounds(e.resident, here)
         for case in e.cases:
             ms, ghz = e.milliseconds(case, n, clock), e.clock(case, here, clock)
-            known = case.get("ms")
+            known = case["ms"]
             count = ms * e.count_cycles() / steady.each
             shape = "×".join(map(str, case["shape"]))
             error = f"{known:.3f} | {100 * (ms / known - 1):+.1f}%" if known else " | "
             rate = e.operations(case) / ms / 1e9
-            print(f"| {e.name} | {shape} | {ms:.3f} ±{margin['worst']:.0f}% | {error} | {rate:.0f} | {count:.3f} | {ghz:.2f} |")
+            print(
+                f"| {e.name} | {shape} | {ms:.3f} ±{margins[e.facts['work']][1]:.0f}% | {error} | {rate:.0f} | {count:.3f} | {ghz:.2f} |"
+            )
         if total := e.facts.get("sum"):
             for case in e.cases:
                 key = total, tuple(case["shape"])
                 sums[key] = sums.get(key, 0.0) + e.milliseconds(case, n, clock)
     for (total, shape), ms in sums.items():
         rate = 5 / 2 * 2 * shape[0] * shape[1] * shape[2] ** 2 * shape[3] / ms / 1e9  # causal, five products
-        print(f"| {total} | {'×'.join(map(str, shape))} | {ms:.3f} ±{margin['worst']:.0f}% | | | {rate:.0f} | | |")
-    print("\n| kernel | blocks | cycles per round | count | llvm-mca | MFMA share | vector share | waves wait for |")
+        print(
+            f"| {total} | {'×'.join(map(str, shape))} | {ms:.3f} ±{margins['attention'][1]:.0f}% | | | {rate:.0f} | | |"
+        )
+    print(
+        "\n| kernel | blocks | cycles per round | count | llvm-mca | MFMA share | vector share | waves wait for |"
+    )
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
     for e in found:
         here = e.numbers(n, clock)
@@ -422,7 +454,7 @@ def main() -> int:
         )
         return 2
     if options.fit:
-        cross_validate([e for e in found if any("ms" in case for case in e.cases)])
+        cross_validate([e for e in found if any(case["ms"] for case in e.cases)])
     else:
         report(found, options.pictures)
     return 0

@@ -37,7 +37,11 @@ class Kernel:
             return 1000 * names.count("mfma") + names.count("memory")
 
         loops = [loop for loop in loops if weight(loop)]
-        inner = [a for a in loops if not any(b != a and a[0] <= b[0] and b[1] <= a[1] and weight(b) >= 1000 for b in loops)]
+        inner = [
+            a
+            for a in loops
+            if not any(b != a and a[0] <= b[0] and b[1] <= a[1] and weight(b) >= 1000 for b in loops)
+        ]
         return sorted(inner, key=lambda loop: (-weight(loop), loop))
 
     def forward(self, start: int, end: int) -> set[int]:
@@ -70,12 +74,12 @@ class Kernel:
             seen[k] += 1
             backward = i.target is not None and i.target <= k
             more = seen[k] <= again.get(k, 0 if backward else 1)
-            jumps = i.name == "s_branch" or k in taken or i.target is not None and more == backward
+            jumps = i.name == "s_branch" or k in taken or (i.target is not None and more == backward)
             if k != goal and i.target is not None and not jumps and i.target > k:
                 lost = goal is not None and goal not in self.forward(k + 1, last)
                 between = [x.name for x in self.code[k + 1 : i.target]]
-                jumps = lost or is_mask(between) and (goal is None or i.target <= goal)
-            path.append(~k if jumps or k == goal and i.target is not None else k)
+                jumps = lost or (is_mask(between) and (goal is None or i.target <= goal))
+            path.append(~k if jumps or (k == goal and i.target is not None) else k)
             if k == goal or i.name == "s_endpgm":
                 return path
             if jumps and (i.target is None or seen[k] > 100):
@@ -91,7 +95,9 @@ class Kernel:
         before = before[:-1] if before and before[-1] in (start, ~start) else before
         body = self.walk(start, end, taken)
         code = self.code
-        back = code[end + 1].name == "s_branch" and (code[end + 1].target or 0) <= end  # another way into the loop
+        back = (
+            code[end + 1].name == "s_branch" and (code[end + 1].target or 0) <= end
+        )  # another way into the loop
         exits = [code[k].target for k in range(start, end) if code[k].target is not None]
         exits += [end + 1] if code[end].name != "s_branch" and not back else []
         out = [t for t in exits if t > end] or [t for t in exits if t < start]

@@ -10,7 +10,9 @@ WIDTH, ROW, LEFT, TOP = 1200, 18, 90, 40
 def picture(unit: Unit, window: tuple[float, float], title: str) -> str:
     """A row per wave, by SIMD: what it issues and for how long that occupies its unit."""
     begin, end = window
-    order = sorted(range(len(unit.waves)), key=lambda w: (unit.waves[w].number % SIMDS, unit.waves[w].block, w))
+    order = sorted(
+        range(len(unit.waves)), key=lambda w: (unit.waves[w].number % SIMDS, unit.waves[w].block, w)
+    )
     row = {w: TOP + ROW * i for i, w in enumerate(order)}
     scale = (WIDTH - LEFT) / (end - begin)
     height = TOP + ROW * len(order) + 10
@@ -29,5 +31,7 @@ def picture(unit: Unit, window: tuple[float, float], title: str) -> str:
         if kind in COLORS and begin <= time < end:
             x, y = LEFT + scale * (time - begin), row[w] + (1 if kind == "mfma" else 5)
             h = ROW - 3 if kind == "mfma" else ROW - 10
-            parts.append(f'<rect x="{x:.1f}" y="{y}" width="{max(0.4, scale * cycles):.1f}" height="{h}" fill="{COLORS[kind]}"/>')
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y}" width="{max(0.4, scale * cycles):.1f}" height="{h}" fill="{COLORS[kind]}"/>'
+            )
     return "\n".join([*parts, "</svg>", ""])

@@ -20,7 +20,16 @@ REGISTER = re.compile(r"([vas])(?:(\d+)|\[(\d+):(\d+)\])$")
 FIRST = {"v": 0, "a": 256, "s": 512}  # of each register file, in Wave.ready
 NAMED = {"vcc": 640, "vcc_lo": 640, "vcc_hi": 640, "exec": 641, "scc": 642, "m0": 643}
 # Cycles of the matrix unit by M and K; the result of all shapes is 1024 or 256 numbers.
-MFMA = {(32, 8): 32, (16, 16): 16, (32, 16): 32, (16, 32): 16, (32, 4): 32, (16, 4): 32, (32, 2): 64, (4, 4): 8}
+MFMA = {
+    (32, 8): 32,
+    (16, 16): 16,
+    (32, 16): 32,
+    (16, 32): 16,
+    (32, 4): 32,
+    (16, 4): 32,
+    (32, 2): 64,
+    (4, 4): 8,
+}
 WAITS = {"vm": "vmcnt", "lgkm": "lgkmcnt"}
 
 
