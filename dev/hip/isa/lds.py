@@ -61,8 +61,8 @@ class Races:
 
 
 class Conflicts:
-    """Cycles that LDS instructions take: each serves as many lanes at a time as its 32 banks have words for, and
-    one word of a bank per cycle."""
+    """Cycles that LDS instructions take: neighbouring lanes are served at a time, as many as have 32 words in
+    all, and a bank gives one word per cycle."""
 
     def __init__(self):
         self.cycles = {}  # kernel and offset of the instruction: the most cycles of an access
@@ -78,7 +78,7 @@ class Conflicts:
 
 
 def lds_access(name, word):
-    """For an LDS instruction: a function of the wave that returns its words, by lane, and whether it writes."""
+    """For an LDS instruction: a function of the wave that gives its words by lane, and whether it writes."""
     if name.startswith("FLAT_STORE_DWORD"):
         addr, offset = word >> 32 & 0xFF, word & 0xFFF
 

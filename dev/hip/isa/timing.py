@@ -4,16 +4,18 @@
 timing_cases.toml says which kernels: facts alone. Code objects of others are read from the folder that
 LLAMAC_TIMING_OBJECTS names, our own from build/resources (dev/hip/resources.py). What is absent is left out.
 
-Per case: the time by the simulator (timing_unit.py) and its clock, the published time and the error, the rate.
-Per kernel: the share of the matrix units' peak, what waves waited for, and two simple models: `count`, the cycles
-of MFMA and of vector issue without any overlap, and llvm-mca's cycles of one wave's loop times the waves of a SIMD.
+Per case: the time by the simulator (timing_unit.py) and its clock, the published time and the error, the
+rate, and the time without any overlap. Per kernel: the share of the matrix units' peak, what waves waited
+for, and two simple models: `count`, the cycles of MFMA and of vector issue, and llvm-mca's cycles of one
+wave's loop, times the waves of a SIMD.
 
---fit chooses the free numbers on all families of kernels but one, for each family in turn, and prints the errors
-on that one. README.md says what is not modelled.
+--fit chooses the free numbers on all families of kernels but one, for each family in turn, and prints the
+errors on that one.
 """
 
 import argparse
 import heapq
+import json
 import os
 import re
 import subprocess
@@ -60,7 +62,7 @@ class Clock:
         return weight * matrix + self.vector * vector
 
     def ghz(self, chip: dict, matrix: float, vector: float, kind: str, share: float) -> float:
-        """share: of the time in which units are in their loops. A power limit holds for longer than a block takes."""
+        """share: of the time in which units are in their loops. A power limit holds for longer than that."""
         if "gemm" not in chip:
             return self.fixed
         known = chip["gemm"]
@@ -83,15 +85,24 @@ class Rounds:
         return self.first + self.each * rounds
 
 
+@dataclass(frozen=True)
+class Case:
+    """A call of a kernel. tail: of its last blocks, how many are split, and into how many parts."""
+
+    shape: tuple[int, ...]
+    ms: float  # published, or 0
+    tail: tuple[int, int]
+
+
 class Entry:
     """A kernel of timing_cases.toml with its cases."""
 
-    def __init__(self, facts: dict, path: Path):
+    def __init__(self, facts: dict, path: Path, conflicts: dict[str, dict[str, int]]):
         self.facts, self.name, self.family = facts, facts["name"], facts["family"]
         self.kernel = load(path, facts.get("symbol", ""))
         self.chip = table()["chips"][facts["chip"]]
         self.cases = [
-            {"shape": row[:-1], "ms": row[-1], "tail": tail}
+            Case(tuple(row[:-1]), row[-1], tail)
             for row, tail in zip_longest(facts["cases"], facts.get("tails", []), fillvalue=[0, 1])
         ]
         loops = [
@@ -110,7 +121,10 @@ class Entry:
         self.kind = "eight_bit" if eight_bit else facts["work"]
         self.waves = -(-self.kernel.threads // 64)
         self.resident = self.kernel.resident(facts.get("lds", 0))
-        self.memory = Memory(facts.get("l1", 0.0), facts.get("far", 0.0))
+        code = self.kernel.code
+        index = {i.address - code[0].address: k for k, i in enumerate(code)}
+        cycles = {index[int(at)]: count for at, count in conflicts.get(self.kernel.name, {}).items()}
+        self.memory = Memory(facts.get("l1", 0.0), facts.get("far", 0.0), cycles)
         self.known: dict[tuple, Rounds] = {}
         self.grids: dict[tuple, tuple[float, float]] = {}
 
@@ -148,9 +162,9 @@ class Entry:
             self.known[key] = Rounds(short - more // 2 * each, each, matrix, vector, stalls)
         return self.known[key]
 
-    def jobs(self, case: dict) -> list[tuple[float, float]]:
+    def jobs(self, case: Case) -> list[tuple[float, float]]:
         """Per block, in the order of their start: how often it begins and how many rounds it does."""
-        facts, shape = self.facts, case["shape"]
+        facts, shape = self.facts, case.shape
         if facts["work"] == "gemm":
             m, n, k = shape
             tile_m, tile_n, step = facts["tile"]
@@ -166,13 +180,13 @@ class Entry:
         if facts.get("causal") == "pairs":  # a block does the first and the last tile, and so on
             jobs = [(2.0, each[i] + each[-i - 1]) for i in range(tiles // 2)]
         jobs = [job for job in jobs for _ in range(batch * heads)]
-        blocks, parts = case["tail"]
+        blocks, parts = case.tail
         if blocks:
             jobs = jobs[: len(jobs) - blocks] + [(1.0, length / step / parts)] * (blocks * parts)
         return jobs
 
-    def operations(self, case: dict) -> float:
-        shape = case["shape"]
+    def operations(self, case: Case) -> float:
+        shape = case.shape
         if self.facts["work"] == "gemm":
             return 2.0 * shape[0] * shape[1] * shape[2]
         batch, heads, length, depth = shape
@@ -186,14 +200,14 @@ class Entry:
             / (2 if self.facts.get("causal") else 1)
         )
 
-    def grid(self, case: dict, n: Numbers) -> tuple[float, float]:
+    def grid(self, case: Case, n: Numbers) -> tuple[float, float]:
         """Cycles, and the share of them in which a compute unit's blocks are in their loop."""
-        key = tuple(case["shape"]), n
+        key = tuple(case.shape), n
         if key not in self.grids:
             self.grids[key] = self.schedule(case, n)
         return self.grids[key]
 
-    def schedule(self, case: dict, n: Numbers) -> tuple[float, float]:
+    def schedule(self, case: Case, n: Numbers) -> tuple[float, float]:
         """Blocks go to the XCDs in turn, on each to the compute unit with the fewest."""
         jobs = self.jobs(case)[:: self.chip["xcds"]]
         units = self.chip["units"] // self.chip["xcds"]
@@ -236,7 +250,7 @@ class Entry:
         inside = sum(steady.each * rounds for _, rounds in jobs)
         return time, busy / units / time * inside / sum(duration(job, max(by)) for job in jobs)
 
-    def clock(self, case: dict, n: Numbers, clock: Clock) -> float:
+    def clock(self, case: Case, n: Numbers, clock: Clock) -> float:
         steady, (_, share) = self.rounds(self.resident, n), self.grid(case, n)
         return clock.ghz(self.chip, steady.matrix, steady.vector - self.issue_share(steady), self.kind, share)
 
@@ -245,10 +259,10 @@ class Entry:
         cycles = [i.cycles for i in self.body if i.kind == "mfma"]
         return steady.matrix * 4 * len(cycles) / max(1, sum(cycles))
 
-    def milliseconds(self, case: dict, n: Numbers, clock: Clock) -> float:
+    def milliseconds(self, case: Case, n: Numbers, clock: Clock) -> float:
         n = self.numbers(n, clock)
         compute = self.grid(case, n)[0] / self.clock(case, n, clock) / 1e6
-        shape = case["shape"]
+        shape = case.shape
         elements = 1.0 if self.facts["work"] == "gemm" else shape[0] * shape[1] * shape[2] * shape[3]
         beside = self.facts.get("beside", 0) * elements / table()["copy"]["value"] * 1e3
         return compute + beside + clock.launch * 1e-3 * self.facts.get("launches", 1)
@@ -277,7 +291,7 @@ class Entry:
         return int(found[1]) / 20 * 4 * self.waves * self.resident / SIMDS if found else None
 
 
-def entries(only: str) -> Iterator[Entry]:
+def entries(only: str, conflicts: dict[str, dict[str, int]]) -> Iterator[Entry]:
     folder = os.environ.get("LLAMAC_TIMING_OBJECTS")
     known = tomllib.loads(CASES.read_text())
     for kernel in known["kernel"]:
@@ -287,7 +301,7 @@ def entries(only: str) -> Iterator[Entry]:
             continue
         path = root / facts["object"]
         if path.exists():
-            yield Entry(facts, path)
+            yield Entry(facts, path, conflicts)
         else:
             print(f"timing.py: {path}: absent: {facts['name']} is left out", file=sys.stderr)
 
@@ -295,8 +309,7 @@ def entries(only: str) -> Iterator[Entry]:
 def errors(found: list[Entry], n: Numbers, clock: Clock) -> dict[str, list[float]]:
     """Predicted over published, minus 1, of each kernel's cases."""
     return {
-        e.name: [e.milliseconds(case, n, clock) / case["ms"] - 1 for case in e.cases if case["ms"]]
-        for e in found
+        e.name: [e.milliseconds(case, n, clock) / case.ms - 1 for case in e.cases if case.ms] for e in found
     }
 
 
@@ -345,9 +358,9 @@ def ranked(found: list[Entry], times: dict[str, list[float]]) -> tuple[int, int]
     number ranked right, and of all."""
     rows = []
     for e in found:
-        for case, ms in zip([c for c in e.cases if c["ms"]], times[e.name]):
-            where = (e.facts["chip"], () if e.facts["work"] == "gemm" else tuple(case["shape"]))
-            rows.append((where, e.name, e.operations(case) / case["ms"], e.operations(case) / ms))
+        for case, ms in zip([c for c in e.cases if c.ms], times[e.name]):
+            where = (e.facts["chip"], () if e.facts["work"] == "gemm" else tuple(case.shape))
+            rows.append((where, e.name, e.operations(case) / case.ms, e.operations(case) / ms))
     right = pairs = 0
     for i, a in enumerate(rows):
         for b in rows[:i]:
@@ -369,13 +382,13 @@ def cross_validate(found: list[Entry]) -> None:
         for name, values in errors(out, n, clock).items():
             held[name] = values
             cases = next(e for e in out if e.name == name).cases
-            times[name] = [c["ms"] * (1 + v) for c, v in zip([c for c in cases if c["ms"]], values)]
+            times[name] = [c.ms * (1 + v) for c, v in zip([c for c in cases if c.ms], values)]
             print(f"  {name:34} {len(values):3} cases  " + " ".join(f"{100 * v:+.1f}" for v in values))
     sizes = [abs(v) for values in held.values() for v in values]
     kernels = [median(map(abs, values)) for values in held.values()]
     right, pairs = ranked(found, times)
     print(
-        f"\nheld out, all cases: median {100 * median(sizes):.1f}%, worst {100 * max(sizes):.1f}%; median per kernel: "
+        f"\nheld out: median {100 * median(sizes):.1f}%, worst {100 * max(sizes):.1f}%; medians of kernels: "
         f"median {100 * median(kernels):.1f}%, worst {100 * max(kernels):.1f}%; "
         f"pairs that differ by more than 10%: {right} of {pairs} ranked right"
     )
@@ -385,8 +398,11 @@ def cross_validate(found: list[Entry]) -> None:
 
 def report(found: list[Entry], folder: Path | None) -> None:
     clock, n = Clock.read(), numbers()
-    margins, sums = table()["errors"], {}
-    held = "; ".join(f"{work} {middle}% in the median, {worst}% at worst" for work, (middle, worst) in margins.items())
+    margins = table()["errors"]
+    sums: dict[tuple[str, tuple[int, ...]], float] = {}
+    held = "; ".join(
+        f"{work} {half}% in the median, {worst}% at worst" for work, (half, worst) in margins.items()
+    )
     print(
         f"Predicted, not measured. Error on families of kernels that were held out: {held}.\n\n"
         "| kernel | shape | predicted ms | published | error | TFLOP/s | count, no overlap | GHz |\n"
@@ -397,26 +413,22 @@ def report(found: list[Entry], folder: Path | None) -> None:
         steady = e.rounds(e.resident, here)
         for case in e.cases:
             ms, ghz = e.milliseconds(case, n, clock), e.clock(case, here, clock)
-            known = case["ms"]
+            known = case.ms
             count = ms * e.count_cycles() / steady.each
-            shape = "×".join(map(str, case["shape"]))
+            shape = " x ".join(map(str, case.shape))
             error = f"{known:.3f} | {100 * (ms / known - 1):+.1f}%" if known else " | "
-            rate = e.operations(case) / ms / 1e9
-            print(
-                f"| {e.name} | {shape} | {ms:.3f} ±{margins[e.facts['work']][1]:.0f}% | {error} | {rate:.0f} | {count:.3f} | {ghz:.2f} |"
-            )
+            rate, margin = e.operations(case) / ms / 1e9, margins[e.facts["work"]][1]
+            row = f"| {e.name} | {shape} | {ms:.3f} ±{margin:.0f}% | {error} | {rate:.0f}"
+            print(f"{row} | {count:.3f} | {ghz:.2f} |")
         if total := e.facts.get("sum"):
             for case in e.cases:
-                key = total, tuple(case["shape"])
+                key = total, tuple(case.shape)
                 sums[key] = sums.get(key, 0.0) + e.milliseconds(case, n, clock)
     for (total, shape), ms in sums.items():
         rate = 5 / 2 * 2 * shape[0] * shape[1] * shape[2] ** 2 * shape[3] / ms / 1e9  # causal, five products
-        print(
-            f"| {total} | {'×'.join(map(str, shape))} | {ms:.3f} ±{margins['attention'][1]:.0f}% | | | {rate:.0f} | | |"
-        )
-    print(
-        "\n| kernel | blocks | cycles per round | count | llvm-mca | MFMA share | vector share | waves wait for |"
-    )
+        margin, text = margins["attention"][1], " x ".join(map(str, shape))
+        print(f"| {total} | {text} | {ms:.3f} ±{margin:.0f}% | | | {rate:.0f} | | |")
+    print("\n| kernel | blocks | cycles per round | count | llvm-mca | MFMA share | vector share | waits |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
     for e in found:
         here = e.numbers(n, clock)
@@ -432,7 +444,7 @@ def report(found: list[Entry], folder: Path | None) -> None:
             unit.events = []
             unit.run()
             end = max(t for _, t, _, _ in unit.events)
-            window = (end - 3 * steady.each, end - steady.each)
+            window = (end / 2 - steady.each, end / 2 + steady.each)
             name = re.sub(r"\W+", "_", e.name)
             (folder / f"{name}.svg").write_text(picture(unit, window, e.name))
 
@@ -443,9 +455,13 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", metavar="REGEX", help="kernels whose name matches")
     parser.add_argument("--fit", action="store_true", help="fit and cross-validate the free numbers")
+    parser.add_argument(
+        "--conflicts", type=Path, metavar="FILE", help="cycles of LDS instructions, by check.py --conflicts"
+    )
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="write a timeline of each kernel")
     options = parser.parse_args()
-    found = list(entries(options.only))
+    conflicts = json.loads(options.conflicts.read_text()) if options.conflicts else {}
+    found = list(entries(options.only, conflicts))
     if not found:
         print(
             "timing.py: expected code objects in LLAMAC_TIMING_OBJECTS or build/resources, found none: "
@@ -454,7 +470,7 @@ def main() -> int:
         )
         return 2
     if options.fit:
-        cross_validate([e for e in found if any(case["ms"] for case in e.cases)])
+        cross_validate([e for e in found if any(case.ms for case in e.cases)])
     else:
         report(found, options.pictures)
     return 0

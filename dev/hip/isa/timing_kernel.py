@@ -61,11 +61,18 @@ class Kernel:
         return seen
 
     def walk(
-        self, start: int, goal: int | None, taken: frozenset[int] = frozenset(), again: dict[int, int] = {}
+        self,
+        start: int,
+        goal: int | None,
+        taken: frozenset[int] = frozenset(),
+        again: dict[int, int] | None = None,
     ) -> list[int]:
-        """From `start` up to the goal, or else to the end. A conditional branch is taken if it is in `taken`,
-        if the goal is not reached otherwise, or if it jumps over a mask. Of loops on the way, a branch that closes
-        one is taken, and one that leaves one is not, as often as `again` says."""
+        """From `start` up to the goal, or else to the end.
+
+        A conditional branch is taken if it is in `taken`, if the goal is not reached otherwise, or if it
+        jumps over a mask. Of loops on the way, a branch that closes one is taken, and one that leaves one is
+        not, as often as `again` says.
+        """
         path, k = [], start
         last = len(self.code) if goal is None else goal + 1
         seen: Counter[int] = Counter()
@@ -73,7 +80,7 @@ class Kernel:
             i = self.code[k]
             seen[k] += 1
             backward = i.target is not None and i.target <= k
-            more = seen[k] <= again.get(k, 0 if backward else 1)
+            more = seen[k] <= (again or {}).get(k, 0 if backward else 1)
             jumps = i.name == "s_branch" or k in taken or (i.target is not None and more == backward)
             if k != goal and i.target is not None and not jumps and i.target > k:
                 lost = goal is not None and goal not in self.forward(k + 1, last)
@@ -87,7 +94,7 @@ class Kernel:
             k = i.target if jumps else k + 1
 
     def parts(
-        self, loop: Loop, taken: frozenset[int], again: dict[int, int] = {}
+        self, loop: Loop, taken: frozenset[int], again: dict[int, int] | None = None
     ) -> tuple[list[int], list[int], list[int]]:
         """Before the loop, one round of it, after it."""
         start, end = loop

@@ -17,8 +17,10 @@ def picture(unit: Unit, window: tuple[float, float], title: str) -> str:
     scale = (WIDTH - LEFT) / (end - begin)
     height = TOP + ROW * len(order) + 10
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="11">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/><text x="8" y="14">{title}: {end - begin:.0f} cycles</text>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"',
+        ' font-family="sans-serif" font-size="11">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        f'<text x="8" y="14">{title}: {end - begin:.0f} cycles</text>',
     ]
     for i, (kind, color) in enumerate(COLORS.items()):
         parts.append(f'<rect x="{LEFT + 90 * i}" y="20" width="10" height="10" fill="{color}"/>')
@@ -31,7 +33,6 @@ def picture(unit: Unit, window: tuple[float, float], title: str) -> str:
         if kind in COLORS and begin <= time < end:
             x, y = LEFT + scale * (time - begin), row[w] + (1 if kind == "mfma" else 5)
             h = ROW - 3 if kind == "mfma" else ROW - 10
-            parts.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{max(0.4, scale * cycles):.1f}" height="{h}" fill="{COLORS[kind]}"/>'
-            )
+            size = f'width="{max(0.4, scale * cycles):.1f}" height="{h}"'
+            parts.append(f'<rect x="{x:.1f}" y="{y}" {size} fill="{COLORS[kind]}"/>')
     return "\n".join([*parts, "</svg>", ""])

@@ -231,7 +231,7 @@ class Memory:
 
 
 class Unit:
-    """The waves of the blocks that a compute unit holds at a time. run() gives the cycle in which all ended."""
+    """The waves of the blocks that a compute unit holds at a time. run(): the cycle in which all ended."""
 
     def __init__(self, code: list[Instruction], waves: list[Wave], n: Numbers, memory: Memory = Memory()):
         self.code, self.waves, self.n, self.where = code, waves, n, memory
