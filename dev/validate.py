@@ -114,6 +114,8 @@ def stages(m: Machine) -> dict[str, Stage]:
     programs = sorted(path.stem for path in (ROOT / "dev/hip").glob("*.cpp") if path.stem != "benchmark")
     some = ["rmsnorm_forward"] if m.quick else programs
     found["microbenchmarks"] = Stage([[m.build / program, "--preset", preset] for program in some])
+    rules = [PYTHON, ROOT / "dev/hip/isa/timing_bench.py", "--out", m.out / "issue-rules"]
+    found["issue-rules"] = Stage([rules], without="" if m.platform == "amd" else "needs an AMD GPU")
     name = f"operations-{preset}"
     bench = [PYTHON, "-m", "llamac", "bench", "--preset", preset, "--out", m.out / name]
     found[name] = Stage([[*bench, *(["--operation", "rmsnorm"] if m.quick else [])]])

@@ -250,3 +250,12 @@ def test_loop_of_a_listing(isa):
 def test_timing_wants_code_objects(tmp_path):
     result = run(ISA / "timing.py", "--only", "AITER", LLAMAC_TIMING_OBJECTS=str(tmp_path))
     assert result.returncode == 2 and "found none" in result.stderr
+
+
+def test_timing_benches(isa):
+    from timing_bench import BENCHES, predicted, source
+
+    assert source().count("__global__") == len(BENCHES) and "%" not in source().split("measure(")[-1]
+    assert predicted(BENCHES["MFMA 32x32x8, independent"]) == 64
+    beside = BENCHES["two waves: MFMA beside vector"]
+    assert predicted(beside) >= predicted(beside[:1])
