@@ -264,7 +264,7 @@ class Entry:
         compute = self.grid(case, n)[0] / self.clock(case, n, clock) / 1e6
         shape = case.shape
         elements = 1.0 if self.facts["work"] == "gemm" else shape[0] * shape[1] * shape[2] * shape[3]
-        beside = self.facts.get("beside", 0) * elements / table()["copy"]["value"] * 1e3
+        beside = self.facts.get("beside", 0) * elements / table()["memory"]["copy"]["value"] * 1e3
         return compute + beside + clock.launch * 1e-3 * self.facts.get("launches", 1)
 
     def count_cycles(self) -> float:
@@ -293,9 +293,10 @@ class Entry:
 
 def entries(only: str, conflicts: dict[str, dict[str, int]]) -> Iterator[Entry]:
     folder = os.environ.get("LLAMAC_TIMING_OBJECTS")
-    known = tomllib.loads(CASES.read_text())
-    for kernel in known["kernel"]:
-        facts = known["family"][kernel["family"]] | kernel
+    families = tomllib.loads(CASES.read_text())["family"]
+    for facts in (
+        {"family": name} | family | k for name, family in families.items() for k in family["kernels"]
+    ):
         root = OURS if facts["family"] == "llamac" else Path(folder) if folder else None
         if root is None or not re.search(only, facts["name"]):
             continue

@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from build import HERE, tool
 sys.path.append(str(HERE.parent))
 from compiler import run
 from loops import is_mask
-from resources import CDNA, parse_notes
+from resources import CDNA, parse_notes, short_name
 
 Loop = tuple[int, int]  # indices of its first instruction and of the branch that closes it
 
@@ -121,19 +122,26 @@ class Kernel:
         return max(1, min(blocks, CDNA.lds // lds if lds else blocks))
 
 
-def load(path: Path, symbol: str = "") -> Kernel:
-    """The kernel whose mangled name contains `symbol`."""
+def load_all(path: Path, symbol: str = "") -> Iterator[tuple[str, Kernel]]:
+    """Kernels of a code object whose mangled name contains `symbol`, with their names for readers."""
     notes = parse_notes(run(tool("llvm-readelf"), "--notes", path))
-    found = [note for note in notes if symbol in note["name"]]
+    notes = [note for note in notes if symbol in note["name"]]
+    if not notes:
+        return
+    codes = parse(run(tool("llvm-objdump"), "-d", "--mcpu=gfx942", path))
+    names = run(tool("llvm-cxxfilt"), *(note["name"] for note in notes)).splitlines()
+    for note, name in zip(notes, names):
+        sizes = (
+            int(note[f"{what}"])
+            for what in ("max_flat_workgroup_size", "vgpr_count", "group_segment_fixed_size")
+        )
+        yield short_name(name), Kernel(note["name"], codes[note["name"]], *sizes)
+
+
+def load(path: Path, symbol: str = "") -> Kernel:
+    """The one kernel whose mangled name contains `symbol`."""
+    found = [kernel for _, kernel in load_all(path, symbol)]
     if len(found) != 1:
-        names = ", ".join(note["name"] for note in found or notes)
+        names = ", ".join(kernel.name for kernel in found)
         raise ValueError(f"{path}: {symbol!r}: expected one kernel, found {len(found)}: {names}")
-    note = found[0]
-    text = run(tool("llvm-objdump"), "-d", "--mcpu=gfx942", path)
-    return Kernel(
-        name=note["name"],
-        code=parse(text)[note["name"]],
-        threads=int(note["max_flat_workgroup_size"]),
-        registers=int(note["vgpr_count"]),
-        lds=int(note["group_segment_fixed_size"]),
-    )
+    return found[0]
