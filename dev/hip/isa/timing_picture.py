@@ -1,5 +1,7 @@
 """A timeline of the waves of a compute unit, as SVG."""
 
+from html import escape
+
 from timing_unit import SIMDS, Unit
 
 COLORS = {"mfma": "#c0392b", "vector": "#2980b9", "packed": "#16a085", "trans": "#8e44ad", "lds": "#f39c12"}
@@ -20,7 +22,7 @@ def picture(unit: Unit, window: tuple[float, float], title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"',
         ' font-family="sans-serif" font-size="11">',
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="8" y="14">{title}: {end - begin:.0f} cycles</text>',
+        f'<text x="8" y="14">{escape(title)}: {end - begin:.0f} cycles</text>',
     ]
     for i, (kind, color) in enumerate(COLORS.items()):
         parts.append(f'<rect x="{LEFT + 90 * i}" y="20" width="10" height="10" fill="{color}"/>')
