@@ -53,8 +53,9 @@ class Clock:
     fixed: float
 
     @classmethod
-    def read(cls) -> "Clock":
-        return cls(**{name: entry["value"] for name, entry in table()["clock"].items()})
+    def read(cls, rule: str) -> "Clock":
+        values = {name: entry["value"] for name, entry in table()["clock"].items()}
+        return cls(**(values | table()["rule"][rule]["clock"]))
 
     def power(self, matrix: float, vector: float, kind: str) -> float:
         """Of a load that uses the matrix and the vector units for these shares of its time."""
@@ -133,7 +134,7 @@ class Entry:
         per_cycle = (
             chip["far"]["value"] / chip["units"] / (self.chip.get("gemm", {}).get("value", clock.fixed) * 1e9)
         )
-        return replace(n, far_bytes=round(per_cycle, 1))
+        return replace(n, far_bytes=round(per_cycle, 1), mfma_hold=chip.get("mfma_hold", n.mfma_hold))
 
     def unit(self, resident: int, rounds: int, n: Numbers) -> Unit:
         waves = []
@@ -324,10 +325,10 @@ def loss(found: list[Entry], n: Numbers, clock: Clock) -> float:
     return float(np.mean([np.mean(values) for values in families.values()]))
 
 
-def fit(found: list[Entry]) -> tuple[dict[str, float], Clock]:
+def fit(found: list[Entry], rule: str) -> tuple[dict[str, float], Clock]:
     """Coordinate descent: the clock's numbers, then each free number's values, until nothing improves."""
-    chosen: dict[str, float] = {}
-    clock = Clock.read()
+    chosen: dict[str, float] = {"mfma_hold": table()["rule"][rule]["mfma_hold"]}
+    clock = Clock.read(rule)
 
     def fit_clock(n: Numbers, clock: Clock) -> Clock:
         for _ in range(3):
@@ -338,8 +339,8 @@ def fit(found: list[Entry]) -> tuple[dict[str, float], Clock]:
                 clock = min([clock, *options], key=lambda c: loss(found, n, c))
         return clock
 
-    clock = fit_clock(numbers(), clock)
-    best = loss(found, numbers(), clock)
+    clock = fit_clock(numbers(**chosen), clock)
+    best = loss(found, numbers(**chosen), clock)
     improved = True
     while improved:
         improved = False
@@ -371,13 +372,14 @@ def ranked(found: list[Entry], times: dict[str, list[float]]) -> tuple[int, int]
     return right, pairs
 
 
-def cross_validate(found: list[Entry]) -> None:
+def cross_validate(found: list[Entry], rule: str) -> None:
     """Fits without each family and prints the errors on it."""
+    print(f"\nrule: {rule}")
     held: dict[str, list[float]] = {}
     times: dict[str, list[float]] = {}
     for family in dict.fromkeys(e.family for e in found):
         rest, out = [e for e in found if e.family != family], [e for e in found if e.family == family]
-        chosen, clock = fit(rest)
+        chosen, clock = fit(rest, rule)
         print(f"\nheld out: {family}; fitted: {chosen} {clock}", flush=True)
         n = numbers(**chosen)
         for name, values in errors(out, n, clock).items():
@@ -393,61 +395,61 @@ def cross_validate(found: list[Entry]) -> None:
         f"median {100 * median(kernels):.1f}%, worst {100 * max(kernels):.1f}%; "
         f"pairs that differ by more than 10%: {right} of {pairs} ranked right"
     )
-    chosen, clock = fit(found)
+    chosen, clock = fit(found, rule)
     print(f"fitted on all: {chosen} {clock}; loss {100 * loss(found, numbers(**chosen), clock):.2f}%")
 
 
 def report(found: list[Entry], folder: Path | None) -> None:
-    clock, n = Clock.read(), numbers()
-    margins = table()["errors"]
-    sums: dict[tuple[str, tuple[int, ...]], float] = {}
-    held = "; ".join(
-        f"{work} {half}% in the median, {worst}% at worst" for work, (half, worst) in margins.items()
-    )
-    print(
-        f"Predicted, not measured. Error on families of kernels that were held out: {held}.\n\n"
-        "| kernel | shape | predicted ms | published | error | TFLOP/s | count, no overlap | GHz |\n"
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
-    )
-    for e in found:
-        here = e.numbers(n, clock)
-        steady = e.rounds(e.resident, here)
-        for case in e.cases:
-            ms, ghz = e.milliseconds(case, n, clock), e.clock(case, here, clock)
-            known = case.ms
-            count = ms * e.count_cycles() / steady.each
-            shape = " x ".join(map(str, case.shape))
-            error = f"{known:.3f} | {100 * (ms / known - 1):+.1f}%" if known else " | "
-            rate, margin = e.operations(case) / ms / 1e9, margins[e.facts["work"]][1]
-            row = f"| {e.name} | {shape} | {ms:.3f} ±{margin:.0f}% | {error} | {rate:.0f}"
-            print(f"{row} | {count:.3f} | {ghz:.2f} |")
-        if total := e.facts.get("sum"):
-            for case in e.cases:
-                key = total, tuple(case.shape)
-                sums[key] = sums.get(key, 0.0) + e.milliseconds(case, n, clock)
-    for (total, shape), ms in sums.items():
-        rate = 5 / 2 * 2 * shape[0] * shape[1] * shape[2] ** 2 * shape[3] / ms / 1e9  # causal, five products
-        margin, text = margins["attention"][1], " x ".join(map(str, shape))
-        print(f"| {total} | {text} | {ms:.3f} ±{margin:.0f}% | | | {rate:.0f} | | |")
-    print("\n| kernel | blocks | cycles per round | count | llvm-mca | MFMA share | vector share | waits |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
-    for e in found:
-        here = e.numbers(n, clock)
-        steady, mca = e.rounds(e.resident, here), e.mca_cycles()
-        waits = ", ".join(f"{name} {100 * share:.0f}%" for name, share in steady.stalls.most_common(5))
+    """Both rules beside each other: what differs between them is not known."""
+    rules = table()["rule"]
+    models = [(numbers(mfma_hold=facts["mfma_hold"]), Clock.read(rule)) for rule, facts in rules.items()]
+    print("Predicted, not measured. Errors on families held out, median and worst case, percent:")
+    for rule, facts in rules.items():
         print(
-            f"| {e.name} | {e.resident} | {steady.each:.0f} | {e.count_cycles():.0f} | {mca or 0:.0f} | "
-            f"{100 * steady.matrix:.0f}% | {100 * steady.vector:.0f}% | {waits} |"
+            f"- {rule}: "
+            + ", ".join(f"{work} {half}, {worst}" for work, (half, worst) in facts["errors"].items())
         )
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            unit = e.unit(e.resident, 6, here)
-            unit.events = []
-            unit.run()
-            end = max(t for _, t, _, _ in unit.events)
-            window = (end / 2 - steady.each, end / 2 + steady.each)
-            name = re.sub(r"\W+", "_", e.name)
-            (folder / f"{name}.svg").write_text(picture(unit, window, e.name))
+    both = " | ".join(f"{rule} ms | error | GHz" for rule in rules)
+    print(f"\n| kernel | shape | {both} | published | TFLOP/s | count, no overlap |")
+    print("| --- | --- |" + " ---: |" * (3 * len(rules) + 3))
+    sums: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
+    for e in found:
+        for case in e.cases:
+            times = np.array([e.milliseconds(case, *model) for model in models])
+            cells = []
+            for ms, (n, clock) in zip(times, models):
+                error = f"{100 * (ms / case.ms - 1):+.1f}%" if case.ms else ""
+                cells.append(f"{ms:.3f} | {error} | {e.clock(case, e.numbers(n, clock), clock):.2f}")
+            rates = "; ".join(f"{rate:.0f}" for rate in e.operations(case) / times / 1e9)
+            count = times[0] * e.count_cycles() / e.rounds(e.resident, e.numbers(*models[0])).each
+            known, shape = f"{case.ms:.3f}" if case.ms else "", " x ".join(map(str, case.shape))
+            print(f"| {e.name} | {shape} | {' | '.join(cells)} | {known} | {rates} | {count:.3f} |")
+            if total := e.facts.get("sum"):
+                sums[total, case.shape] = sums.get((total, case.shape), 0.0) + times
+    for (total, shape), times in sums.items():  # causal, five products
+        rates = "; ".join(f"{rate:.0f}" for rate in 5 * np.prod(shape) * shape[2] / times / 1e9)
+        cells = [f"{ms:.3f} | | " for ms in times]
+        print(f"| {total} | {' x '.join(map(str, shape))} | {' | '.join(cells)} | | {rates} | |")
+    print("\n| kernel | rule | blocks | cycles per round | count | llvm-mca | MFMA | vector | waits |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
+    for e in found:
+        mca = e.mca_cycles() or 0
+        for rule, (n, clock) in zip(rules, models):
+            here = e.numbers(n, clock)
+            steady = e.rounds(e.resident, here)
+            waits = ", ".join(f"{name} {100 * share:.0f}%" for name, share in steady.stalls.most_common(5))
+            cycles = f"{steady.each:.0f} | {e.count_cycles():.0f} | {mca:.0f}"
+            shares = f"{100 * steady.matrix:.0f}% | {100 * steady.vector:.0f}%"
+            print(f"| {e.name} | {rule} | {e.resident} | {cycles} | {shares} | {waits} |")
+            if folder:
+                folder.mkdir(parents=True, exist_ok=True)
+                unit = e.unit(e.resident, 6, here)
+                unit.events = []
+                unit.run()
+                middle = max(t for _, t, _, _ in unit.events) / 2
+                name = re.sub(r"\W+", "_", f"{e.name} {rule}")
+                window = (middle - steady.each, middle + steady.each)
+                (folder / f"{name}.svg").write_text(picture(unit, window, f"{e.name}, {rule}"))
 
 
 def main() -> int:
@@ -471,7 +473,8 @@ def main() -> int:
         )
         return 2
     if options.fit:
-        cross_validate([e for e in found if any(case.ms for case in e.cases)])
+        for rule in table()["rule"]:
+            cross_validate([e for e in found if any(case.ms for case in e.cases)], rule)
     else:
         report(found, options.pictures)
     return 0
