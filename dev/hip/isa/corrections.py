@@ -83,6 +83,21 @@ def corrected(name: str, word: int, lds):
         return flat
     if name.startswith("FLAT_"):
         raise NotImplementedError(name)
+    if name in ("V_CVT_F16_F32_E32", "V_CVT_F32_F16_E32") and bits(8, 8):  # v128 is no upper half of v0
+        to, source, narrows = bits(24, 17), bits(7, 0), name.startswith("V_CVT_F16")
+
+        def convert(wave):
+            on = lanes_of(wave)
+            with np.errstate(over="ignore"):
+                if narrows:
+                    wave.vgpr[to, on] = (
+                        wave.vgpr[source, on].view(np.float32).astype(np.float16).view(np.uint16)
+                    )
+                else:
+                    halves = wave.vgpr[source, on].astype(np.uint16).view(np.float16)
+                    wave.vgpr[to, on] = halves.astype(np.float32).view(np.uint32)
+
+        return convert
     m = re.match(r"V_MFMA_F32_(16X16X16|32X32X8)_(B?F16)", name)
     if m and (bits(60, 59) or "32X32" in name):
         return mfma_16(32 if "32X32" in name else 16, m[2], bits)
