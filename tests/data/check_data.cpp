@@ -7,6 +7,7 @@
 
 #include "data/tokenizer.h"
 #include "data/tokens.h"
+#include "model/config.h"
 #include "vocabulary_file.h"
 
 using namespace llamac;
@@ -288,6 +289,18 @@ TEST(check_find_tokenizer) {
     put("data/tokenizer.tiktoken", rank_file(300));
     refused("another tokenizer", {tiktoken, "data/b.bin", "0000000000000005"},
             [&] { find_tokenizer({}, loader(5)); });
+}
+
+// Of a packed file: what does not count is neither predicted nor replaced.
+TEST(check_masks_of_packed_tokens) {
+    const Masking masking{1.0, 4, std::vector<bool>(50), 7};
+    std::vector<int32_t> tokens(64), targets(64);
+    for (int32_t t = 0; t < 64; t++) tokens[t] = 5 + t % 45, targets[t] = t % 2 ? ignore_index : tokens[t];
+    const std::vector<int32_t> before = tokens;
+    masking.apply(0, 64, tokens.data(), targets.data());
+    for (int32_t t = 0; t < 64; t++)
+        check(t % 2 ? targets[t] == ignore_index && tokens[t] == before[t] : targets[t] == before[t]);
+    check(std::ranges::count(tokens, 4) > 10);
 }
 
 }  // namespace
