@@ -96,8 +96,7 @@ void print_estimate(Log& log, Trainer& t, const PlannedDevice& device) {
         std::snprintf(buffer, sizeof buffer, pattern, value);
         return std::string(buffer);
     };
-    const double useful =
-        tokens * flops_per_token(t.model.parameters, t.config, t.options.seq_len) / ranks / e.seconds;
+    const double useful = tokens * t.flops_per_token() / ranks / e.seconds;
     const auto peak = device.flops.find(name(t.model.options.precision.weights));
     log.table("estimate",
               {{"GiB per device", text("%.1f", std::ldexp(static_cast<double>(e.memory), -30))},
@@ -460,7 +459,7 @@ int run_training(const std::string& program, const Options& options, const Ranks
     });
     const RunShape shape{options.steps,
                          static_cast<double>(t.tokens_per_step()),
-                         flops_per_token(t.model.parameters, t.config, options.seq_len),
+                         t.flops_per_token(),
                          peak_flops(t.model.options.precision.weights) * static_cast<double>(ranks.count),
                          t.model.context.backend == Backend::device,
                          options.log_every.value_or(std::max<int64_t>(1, (options.steps + 99) / 100)),

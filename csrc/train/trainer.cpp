@@ -387,6 +387,14 @@ void Trainer::agree_with_ranks() {
     warn(take_first_ranks_choices(model.gemms));
 }
 
+double Trainer::flops_per_token() const {
+    const double all = llamac::flops_per_token(model.parameters, config, options.seq_len);
+    const int64_t rows = model.options.predicted_rows, N = options.batch_size * options.seq_len;
+    if (!rows) return all;
+    const double per_weight = model.parameters.head.trains ? 6 : 4;
+    return all - per_weight * static_cast<double>(config.V * config.C * (N - rows)) / static_cast<double>(N);
+}
+
 double Trainer::sum_over_data(const char* kind, double number) const {
     const std::vector<double> numbers = ranks.gather(kind, number);
     double sum = 0;

@@ -71,6 +71,8 @@ struct Trainer {
     double sum_over_data(const char* kind, double number) const;
     int64_t tokens_per_step() const { return tokens_per_rank() * mesh.data.ranks; }
     int64_t tokens_per_rank() const { return accumulation * options.batch_size * options.seq_len; }
+    // Of forward and backward. An encoder's head counts for the rows that it computes.
+    double flops_per_token() const;
 
   private:
     // Host memory that a step reads and writes.

@@ -512,6 +512,8 @@ TEST(check_predicted_rows) {
         t.model.context.observer = &observer;
         t.start_step();
         check(rows == 2 * 128 && std::isfinite(t.finish_step().loss));
+        check(flops_per_token(t.config, 32) - t.flops_per_token() ==
+              6.0 * static_cast<double>(t.config.V * t.config.C) * (512 - 128) / 512);
         rows = 0;
         t.start_step(
             [&](int64_t micro, int32_t* tokens, int32_t* targets) {
