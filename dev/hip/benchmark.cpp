@@ -24,9 +24,9 @@ using Widths = std::map<std::string, int64_t>;
 // By dimension letter. 8b: Llama 3.1 8B's widths at 16,384 rows; small: a 12-head model's; tiny: for the
 // emulation.
 const std::map<std::string, const char*> presets = {
-    {"8b", "B=2,T=8192,NH=32,NKV=8,HD=128,M=8192,N=16384,C=4096,K=4096,F=14336,V=128256,P=268435456"},
-    {"small", "B=8,T=1024,NH=12,NKV=4,HD=64,M=1024,N=8192,C=768,K=768,F=2048,V=32000,P=16777216"},
-    {"tiny", "B=1,T=16,NH=4,NKV=2,HD=16,M=16,N=16,C=64,K=64,F=96,V=264,P=4096"},
+    {"8b", "B=2,T=8192,NH=32,NKV=8,HD=128,M=8192,N=16384,C=4096,K=4096,F=14336,V=128256,R=2,P=268435456"},
+    {"small", "B=8,T=1024,NH=12,NKV=4,HD=64,M=1024,N=8192,C=768,K=768,F=2048,V=32000,R=2,P=16777216"},
+    {"tiny", "B=1,T=16,NH=4,NKV=2,HD=16,M=16,N=16,C=64,K=64,F=96,V=264,R=2,P=4096"},
 };
 
 // Sets the sizes of "N=16384,C=4096". Returns the first item that is not of this form.

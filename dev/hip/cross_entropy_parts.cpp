@@ -4,4 +4,4 @@
 static const llamac::Benchmarks cross_entropy_parts = {{.operation = "cross_entropy_parts",
                                                         .absent = {"dlosses"},
                                                         .in_place = {"dlogits", "logits"},
-                                                        .widths_8b = "N=4096 R=2 V=64128"}};
+                                                        .widths_8b = "N=4096,V=64128"}};
