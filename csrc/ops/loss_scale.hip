@@ -7,6 +7,8 @@
 // counts: the steps since the scale changed, and the number of AdamW's next step, which is in its bias correction. interval 0:
 // the scale is fixed. A scale is a power of two, so that gradients divided by it keep their bits; it never becomes infinite. A
 // model has one, P = 1.
+#include <cfloat>
+
 #include "core/device.h"
 #include "core/operation.h"
 #include "ops/adamw.h"
@@ -23,7 +25,7 @@ __host__ __device__ inline void update(float& scale, int32_t* counts, double squ
     if (skipped) scale *= 0.5f;
     if (counts[0] != interval) return;
     counts[0] = 0;
-    if (scale <= std::numeric_limits<float>::max() / 2) scale *= 2;
+    if (scale <= FLT_MAX / 2) scale *= 2;
 }
 
 void scale_loss_reference(View<float, 1> out, View<const float, 1> dloss, View<const float, 1> scale) {
