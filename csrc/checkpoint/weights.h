@@ -22,8 +22,9 @@ void load_adapters(Parameters& p, const std::string& directory);
 
 // The buffers of the optimizer's state, by the first part of their tensors' names in checkpoints.
 std::vector<std::pair<std::string, Tensor>> optimizer_buffers(const Parameters& p);
-// Without tensor parallelism: the optimizer tensors that this rank writes into a checkpoint. Each group writes some of the tensors; each of its ranks writes its
-// shard of them: whole rows that follow those of the rank before. One rank writes everything.
+// The optimizer tensors that this rank writes into a checkpoint, without tensor parallelism. Each group writes some of the
+// tensors; each of its ranks writes its shard of them: whole rows that follow those of the rank before. One rank writes
+// everything.
 std::vector<NamedTensor> optimizer_tensors(const Parameters& p);
 // Reads the optimizer's state from the files of all ranks that wrote it, in their order; their number may differ from the
 // current one. Throws Error naming the tensor and the file.

@@ -28,8 +28,8 @@ void check_lora(const Config& config, const Lora& lora);
 void plan_lora(LoraState& state, const Config& config, const Parameters& parameters,
                const ModelOptions& options, Arena& arena);
 void reset_lora(const LoraState& state);
-// Hashes the frozen weights, by which a resumed run knows its base. With tensor parallelism, of which each rank has others, the hash is
-// zeros.
+// Hashes the frozen weights, by which a resumed run knows its base. With tensor parallelism each rank has other weights, and the
+// hash is zeros.
 void hash_base(Model& model);
 
 bool has_adapter(const Model& model, const LinearRow& row);

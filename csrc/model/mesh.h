@@ -49,8 +49,8 @@ struct Slice {
         if (split == Split::inputs) return whole[0] * size;
         return blocks * std::min(size, whole[0] / blocks - rank * size) * row;
     }
-    // Of a rank's part: its elements are runs of `length` that are consecutive in the whole tensor, `distance` apart there, the first of
-    // them at `start`.
+    // A rank's part consists of runs of `length` elements that are consecutive in the whole tensor. There, the first run begins at
+    // `start`, and the others follow `distance` apart.
     struct Runs {
         int64_t length, distance, start;
         int64_t in_whole(int64_t element) const {
@@ -64,8 +64,8 @@ struct Slice {
         return {size * row, whole[0] / blocks * row, rank * size * row};
     }
     bool is_one_run() const { return !split || (split == Split::outputs && blocks == 1); }
-    // Calls it for the elements first .. first+count of a rank's part, run by run: the first element in the part and in the whole, and
-    // the number of elements.
+    // Calls it for the elements first .. first+count of a rank's part, run by run, with the run's first element in the part and in
+    // the whole, and its number of elements.
     template <class Call>
     void for_runs(int64_t rank, int64_t first, int64_t count, const Call& call) const {
         const Runs all = runs(rank);

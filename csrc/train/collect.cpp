@@ -12,7 +12,7 @@ struct Sent {
     int64_t tensor_rank, first;
 };
 
-// Piece by piece, as far as Model::collected has room. offset: of the flat parameter. sent: by rank; none: it is not used.
+// Exchanges pieces that fit Model::collected. offset: of the flat parameter. sent: by rank; none: other ranks send the same.
 void collect(Model& m, Communicator& among, const Tensor& own, int64_t offset,
              const std::vector<std::optional<Sent>>& sent, const std::vector<Whole>& wholes) {
     const int64_t size = size_of(own.dtype), piece = m.collected.bytes() / (among.size * size);

@@ -13,9 +13,10 @@ struct Whole {
     const Parameter* parameter;
     void* to;
 };
-// All ranks of the tensor axis call these. The parameter of a weight, all of which each rank holds:
+// Assembles a weight, whose part each rank of the tensor axis holds unsharded. All ranks of the axis call it. to: null on ranks
+// that only send.
 void collect_weight(Model& model, const Parameter& parameter, const Tensor& weight, void* to);
-// All ranks call it. Parameters of a flat one, in a buffer of the optimizer's state:
+// Assembles parameters of a flat one from a buffer of the optimizer's state. All ranks call it.
 void collect_state(Model& model, const Tensor& buffer, const FlatParam& flat,
                    const std::vector<Whole>& wholes);
 

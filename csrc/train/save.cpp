@@ -77,8 +77,8 @@ Tensors own_weights(const Trainer& t) {
     return own;
 }
 
-// Writes the tensors of a file. visit: calls its argument with each of them, in their order, and takes part in the exchanges by which
-// ranks collect tensors, also where this one cannot write its own.
+// Writes the tensors of a file. visit: calls its argument with each of them, in their order, and takes part in the exchanges by
+// which ranks collect tensors, also where this rank cannot write its own.
 using Visit = std::function<void(const NamedTensor&)>;
 void write_tensors(FileWriter& file, const Tensors& own, const std::function<void(const Visit&)>& visit) {
     std::optional<SafetensorsWriter> writer;

@@ -11,8 +11,8 @@
 
 namespace llamac {
 
-// Calls visit for each parameter with its whole weight, which is valid until visit returns. wanted: those of which this rank wants the
-// weight; others may have no data. By default all.
+// Calls visit for each parameter with its whole weight, which is valid until visit returns. wanted: the parameters whose weights
+// this rank needs, by default all; the weights of others may have no data.
 void visit_weights(Trainer& t, const std::function<void(const Parameter&, const Tensor& weight)>& visit,
                    const std::function<bool(const Parameter&)>& wanted = {});
 // Writes OUT/step_NNNNNN; returns its path.

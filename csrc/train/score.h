@@ -27,8 +27,8 @@ std::vector<Questions> load_questions(const std::string& list, int64_t vocab_siz
 std::string checksums(const std::vector<Questions>& all);
 
 // ln of the likelihood of each choice's continuation. A choice longer than the model's seq_len loses the begin of its
-// context. Passes hold as many choices as fit, the longest first; every rank calls it, and each data-parallel one takes its share of the passes.
-// between: called after each pass.
+// context. Passes hold as many choices as fit, the longest first; every rank calls it, and each data-parallel one takes its
+// share of the passes. between: called after each pass.
 std::vector<double> likelihoods(Model& model, const Questions& questions, const Ranks& ranks,
                                 const Mesh& mesh, const std::function<void()>& between = {});
 

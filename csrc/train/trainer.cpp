@@ -79,8 +79,9 @@ std::vector<std::string> files_of(const Manifest& manifest, const std::string& r
     return ordered;
 }
 
-// Of a micro-batch of an encoder, that its head computes where no more are masked: six standard deviations more than the mean, of
-// whole words as if they had four pieces; 0: half of the rows or more. Of more, a micro-batch computes all rows.
+// The rows of a micro-batch that an encoder's head computes: the mean number of masked tokens plus six standard deviations, for
+// which a whole word counts as four tokens. 0: all rows, where these are more than half of them. The head also computes all rows
+// of a micro-batch with more masked tokens.
 int64_t predicted_rows(const Options& o) {
     constexpr int64_t tile = 128;
     const double p = o.mlm_probability, pieces = o.mlm_whole_words ? 4 : 1;
