@@ -1,6 +1,7 @@
 """The training of Llama, Qwen3 and GPT-2 as users write it, for llamac.bench.training.
 
-script        a plain PyTorch model (q/k/v and gate/up as one product each) under torch.compile
+script        a plain PyTorch model (q/k/v and gate/up as one product each) under torch.compile; under
+              DistributedDataParallel on torchrun's devices
 torchao       the same, with torchao's float8 (--float8) in every linear layer but the head
 transformers  transformers' model as it is
 liger         the same with all of Liger's kernels; Llama's alone
@@ -24,10 +25,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.attention import sdpa_kernel
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from llamac.base.dtypes import torch_dtypes
@@ -112,7 +115,7 @@ class Llama(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
 
 
-def script(c: Config, recompute: bool, float8: str = "") -> tuple[nn.Module, Loss]:
+def script(c: Config, recompute: bool, float8: str = "", ranks: int = 1) -> tuple[nn.Module, Loss]:
     if c.is_encoder:
         raise InputError(f"script: expected a causal model, found one of type {c.model_type}")
     model = Llama(c, recompute)
@@ -121,6 +124,9 @@ def script(c: Config, recompute: bool, float8: str = "") -> tuple[nn.Module, Los
 
         config = Float8LinearConfig.from_recipe_name(float8)
         convert_to_float8_training(model, config=config, module_filter_fn=lambda module, name: name != "head")
+    if ranks > 1:
+        dist.init_process_group()
+        return model, torch.compile(DistributedDataParallel(model, gradient_as_bucket_view=True), dynamic=False)
     return model, torch.compile(model, dynamic=False)
 
 
@@ -168,9 +174,10 @@ def hugging_face(c: Config, recompute: bool, program: str, lora: int = 0) -> tup
     return model, lambda tokens, targets: model(input_ids=tokens, labels=targets, shift_labels=targets).loss
 
 
-def train(model: nn.Module, loss_of: Loss, vocabulary: int, o) -> None:
-    device = next(model.parameters()).device
-    data = Loader(o.train_data, o.seq_len, vocabulary, o.batch_size, seed=SEED)
+def train(model: nn.Module, loss_of: Loss, vocabulary: int, o, ranks: int = 1) -> None:
+    """ranks: that train on batches of their own."""
+    device, rank = next(model.parameters()).device, dist.get_rank() if ranks > 1 else 0
+    data = Loader(o.train_data, o.seq_len, vocabulary, o.batch_size, rank=rank, world=ranks, seed=SEED)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=o.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
@@ -191,8 +198,10 @@ def train(model: nn.Module, loss_of: Loss, vocabulary: int, o) -> None:
             optimizer.zero_grad(set_to_none=True)
             wait()
             seconds = time.perf_counter() - begin
+            if ranks > 1:
+                dist.all_reduce(loss.detach_().div_(ranks))
             event = {"event": "step", "step": step, "loss": loss.item(), "ms": 1e3 * seconds}
-            event["tokens_per_s"] = o.batch_size * o.seq_len / seconds
+            event["tokens_per_s"] = o.batch_size * o.seq_len * ranks / seconds
             event["gpu_mem_gib"] = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
             log.write(json.dumps(event) + "\n")
 
@@ -217,9 +226,10 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     torch.manual_seed(1)
     torch.set_default_dtype(torch_dtypes(o.dtype)[o.dtype])
+    ranks = int(os.environ.get("WORLD_SIZE", 1)) if o.program == "script" else 1
     with device:
         if o.program in ("script", "torchao"):
-            model, loss_of = script(c, recompute, o.float8 if o.program == "torchao" else "")
+            model, loss_of = script(c, recompute, o.float8 if o.program == "torchao" else "", ranks)
         elif o.program == "dtensor":
             model, loss_of = dtensor.build(c, device)
         else:
@@ -231,4 +241,4 @@ def main() -> None:
     if int(os.environ.get("RANK", 0)):
         o.log = Path(os.devnull)
     with loss_parallel() if o.program == "dtensor" else nullcontext():
-        train(model.train(), loss_of, c.vocab_size, o)
+        train(model.train(), loss_of, c.vocab_size, o, ranks)
