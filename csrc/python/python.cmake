@@ -1,3 +1,5 @@
+# Python's modules, as targets of the root folder: Ninja begins with the oldest target, and the longest compilation should not be
+# the last.
 add_custom_target(llamac_python ALL DEPENDS _native)
 
 find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
@@ -5,17 +7,19 @@ execute_process(COMMAND ${Python_EXECUTABLE} -m pybind11 --cmakedir
   OUTPUT_VARIABLE folder ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
 find_package(pybind11 REQUIRED CONFIG HINTS "${folder}")
 # The folders of the HIP compiler's OpenMP, of RCCL and of NCCL's wheel are on no loader's path.
+set(module_rpath)
 foreach(library IN ITEMS ${LLAMAC_OMP} ${LLAMAC_NCCL_LIBRARY})
   get_filename_component(folder ${library} DIRECTORY)
   if(folder AND NOT folder IN_LIST CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES)
-    list(APPEND CMAKE_INSTALL_RPATH ${folder})
+    list(APPEND module_rpath ${folder})
   endif()
 endforeach()
 
 # A module exports its entry points alone. The loader would mix everything else of the same name: a statically linked
 # libstdc++ with torch's, and the inline variables of llamac's headers, such as an emulated block's threads, of the
 # two modules with each other.
-add_link_options(-Wl,--version-script,${CMAKE_CURRENT_SOURCE_DIR}/exports.map)
+set(module_exports -Wl,--version-script,${CMAKE_CURRENT_LIST_DIR}/exports.map)
+set(module_folder ${CMAKE_BINARY_DIR}/csrc/python)
 
 # Links objects into a module beside torch: as files, and without llamac_runtime, as the device's runtime is torch's.
 # From a target of CUDA or HIP CMake would gather that language's own runtime as well.
@@ -32,10 +36,12 @@ function(llamac_link_beside_torch module)
 endfunction()
 
 # NO_EXTRAS: link-time optimization, one of them, takes half a minute for four files that only pass calls on.
-pybind11_add_module(_native MODULE NO_EXTRAS module.cpp arrays.cpp trainer.cpp inference.cpp)
-target_link_options(_native PRIVATE -s)
+set(sources module.cpp arrays.cpp trainer.cpp inference.cpp)
+list(TRANSFORM sources PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+pybind11_add_module(_native MODULE NO_EXTRAS ${sources})
+target_link_options(_native PRIVATE -s ${module_exports})
 # As one source and with -O1, they take a third of the time to compile: most of it goes into pybind11's headers.
-set_target_properties(_native PROPERTIES UNITY_BUILD ON)
+set_target_properties(_native PROPERTIES UNITY_BUILD ON INSTALL_RPATH "${module_rpath}" LIBRARY_OUTPUT_DIRECTORY ${module_folder})
 target_compile_options(_native PRIVATE -O1)
 if(LLAMAC_TORCH)
   llamac_link_beside_torch(_native llamac llamac_operations)
@@ -52,26 +58,28 @@ foreach(name architectures libraries)
   list(TRANSFORM ${name} REPLACE "(.+)" "\"\\1\"")
   list(JOIN ${name} ", " ${name})
 endforeach()
-file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/_native.json "{\"torch\": \"${LLAMAC_TORCH_VERSION}\", "
+file(WRITE ${module_folder}/_native.json "{\"torch\": \"${LLAMAC_TORCH_VERSION}\", "
   "\"platform\": \"${LLAMAC_TORCH_PLATFORM}\", \"kernels\": \"${LLAMAC_PLATFORM}\", "
   "\"without_gpu\": \"${LLAMAC_WITHOUT_GPU}\", "
   "\"architectures\": [${architectures}], \"libraries\": [${libraries}]}\n")
 if(SKBUILD)
-  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/_native.json DESTINATION llamac)
+  install(FILES ${module_folder}/_native.json DESTINATION llamac)
   install(TARGETS _native LIBRARY DESTINATION llamac)
 endif()
 
 if(NOT LLAMAC_TORCH)
   return()
 endif()
-add_library(_C MODULE torch_ops.cpp torch_compute.cpp torch_autograd.cpp torch_form.cpp
-  torch_linear_cross_entropy.cpp)
+set(sources torch_ops.cpp torch_compute.cpp torch_autograd.cpp torch_form.cpp torch_linear_cross_entropy.cpp)
+list(TRANSFORM sources PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+add_library(_C MODULE ${sources})
 set_target_properties(_C PROPERTIES UNITY_BUILD OFF)    # each has helpers of the same names
 llamac_link_beside_torch(_C llamac_operations)
 target_include_directories(_C SYSTEM PRIVATE ${LLAMAC_TORCH_FOLDER}/include)
 target_link_libraries(_C PRIVATE ${LLAMAC_TORCH_FOLDER}/lib/libc10.so ${LLAMAC_TORCH_FOLDER}/lib/libtorch_cpu.so)
-target_link_options(_C PRIVATE -Wl,--no-undefined)    # what torch has not is missed here, not when it is loaded
+target_link_options(_C PRIVATE ${module_exports} -Wl,--no-undefined)    # what torch has not is missed here, not when it is loaded
 # No RPATH for torch's libraries: `import torch`, or llamac/base/native.py, has loaded all of them.
-set_target_properties(_C PROPERTIES PREFIX "" CXX_VISIBILITY_PRESET hidden BUILD_WITH_INSTALL_RPATH ON)
+set_target_properties(_C PROPERTIES PREFIX "" CXX_VISIBILITY_PRESET hidden BUILD_WITH_INSTALL_RPATH ON
+  INSTALL_RPATH "${module_rpath}" LIBRARY_OUTPUT_DIRECTORY ${module_folder})
 add_dependencies(llamac_python _C)
 install(TARGETS _C LIBRARY DESTINATION llamac)
