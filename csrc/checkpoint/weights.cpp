@@ -118,16 +118,17 @@ Config load_config_of_weights(const std::string& directory, std::string& warning
 
 std::string load_weights(Parameters& p, const std::string& directory) {
     const WeightFiles files(directory);
-    const bool tied = p.head.segment == p.embedding.segment;
     std::set<std::string> used;
-    if (tied) used.insert({head_name, "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"});
+    for (const Parameter& each : p.elsewhere) used.insert(each.name);
+    if (p.is_tied) used.insert({head_name, "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"});
     zero(p);
     Upload upload;
     for (const Parameter& parameter : p.table) {
         if (parameter.group.adapter) continue;
         used.insert(parameter.name);
         // Either name is the one matrix's.
-        const bool is_head = tied && &parameter == &p.table[0] && !files.find(parameter.name);
+        const bool is_embedding = parameter.is_copy || (p.holds_embedding() && &parameter == &p.table[0]);
+        const bool is_head = p.is_tied && is_embedding && !files.find(parameter.name);
         read_weight(files, is_head && files.find(head_name) ? head_name : parameter.name, p, parameter,
                     upload);
         if (!parameter.coded) continue;
@@ -152,7 +153,9 @@ std::vector<NamedTensor> optimizer_tensors(const Parameters& p) {
     std::vector<NamedTensor> tensors;
     for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
         for (const Parameter& parameter : p.table) {
-            if (parameter.count == 0 || p.writer_of(parameter, p.sharding.groups()) != group) continue;
+            if (parameter.count == 0 || parameter.is_copy ||
+                p.writer_of(parameter, p.sharding.groups()) != group)
+                continue;
             Tensor rows = p.part(buffer, parameter, parameter.first, parameter.count);
             if (parameter.shape.size() == 2)
                 rows = reshape(rows, {parameter.count / parameter.shape[1], parameter.shape[1]});

@@ -32,6 +32,17 @@ int64_t moved(const Communicator& ranks, int64_t bytes) {
     return bytes / ranks.size * (ranks.size - 1);
 }
 
+void group(Communicator& ranks, const std::function<void()>& calls) {
+    ranks.begin_group();
+    try {
+        calls();
+    } catch (...) {
+        ranks.drop_group();
+        throw;
+    }
+    ranks.end_group();
+}
+
 // Calls, and tells the observer. bytes: that this rank sends or, where it sends none, receives.
 template <class Call>
 void run(const Context& context, const char* name, int64_t bytes, const Call& call) {
@@ -79,16 +90,7 @@ void broadcast(const Context& context, Communicator& ranks, const Tensor& x, int
 
 void grouped(const Context& context, Communicator& ranks, const char* name, int64_t bytes,
              const std::function<void()>& calls) {
-    run(context, name, moved(ranks, bytes), [&] {
-        ranks.begin_group();
-        try {
-            calls();
-        } catch (...) {
-            ranks.drop_group();
-            throw;
-        }
-        ranks.end_group();
-    });
+    run(context, name, moved(ranks, bytes), [&] { group(ranks, calls); });
 }
 
 void send(const Context& context, Communicator& ranks, const Tensor& x, int64_t to) {
@@ -101,6 +103,24 @@ void receive(const Context& context, Communicator& ranks, const Tensor& x, int64
     CHECK(x.contiguous() && from >= 0 && from < ranks.size && from != ranks.rank);
     run(context, "receive", x.bytes(),
         [&] { ranks.receive(x.data, x.elements(), element_type(x.dtype), from, context.stream); });
+}
+
+void transfer(const Context& context, Communicator& ranks, std::span<const Transfer> transfers) {
+    int64_t bytes[2] = {};
+    for (const Transfer& each : transfers) {
+        CHECK(each.x.contiguous() && each.peer != ranks.rank);
+        bytes[each.incoming] += each.x.bytes();
+    }
+    if (transfers.empty()) return;
+    run(context, "transfer", bytes[0] ? bytes[0] : bytes[1], [&] {
+        group(ranks, [&] {
+            for (const auto& [x, peer, incoming] : transfers)
+                if (incoming)
+                    ranks.receive(x.data, x.elements(), element_type(x.dtype), peer, context.stream);
+                else
+                    ranks.send(x.data, x.elements(), element_type(x.dtype), peer, context.stream);
+        });
+    });
 }
 
 }  // namespace llamac

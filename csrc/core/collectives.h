@@ -2,6 +2,7 @@
 // enqueued on context.stream.
 #pragma once
 #include <functional>
+#include <span>
 
 #include "core/context.h"
 #include "core/tensor.h"
@@ -25,5 +26,12 @@ void grouped(const Context& context, Communicator& ranks, const char* name, int6
 void broadcast(const Context& context, Communicator& ranks, const Tensor& x, int64_t root);
 void send(const Context& context, Communicator& ranks, const Tensor& x, int64_t to);
 void receive(const Context& context, Communicator& ranks, const Tensor& x, int64_t from);
+// Messages that are sent and received as one: none waits for another one of this rank. At most one goes from a rank to another.
+struct Transfer {
+    Tensor x;
+    int64_t peer;
+    bool incoming;
+};
+void transfer(const Context& context, Communicator& ranks, std::span<const Transfer> transfers);
 
 }  // namespace llamac

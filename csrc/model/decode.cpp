@@ -44,7 +44,7 @@ void launch_decode(Model& m) {
     copy_bytes_async(m.context, c.last.data, end, 4);
     const auto work = [&m] { forward_cached(m, {.cache = &*m.cache, .is_decode = true}); };
     // Observed passes are launched directly; a graph of the stream does not contain the ranks' gathers.
-    if (!m.options.graphs || m.hook || m.context.observer || m.world) return work();
+    if (!m.options.graphs || m.hook || m.context.observer || m.world || m.pipeline) return work();
     if (c.replay.sequences != B) {
         c.replay.graph.reset();
         work();  // allocates on its first call

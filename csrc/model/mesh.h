@@ -1,5 +1,6 @@
 // The mesh of a run's ranks. Its axes, from the innermost: tensor parallelism, which divides each layer among its ranks
-// (Shoeybi et al., "Megatron-LM", 2019), and data parallelism, which divides each batch (model/sharding.h).
+// (Shoeybi et al., "Megatron-LM", 2019), data parallelism, which divides each batch (model/sharding.h), and pipeline parallelism, which
+// divides the layers into stages (model/pipeline.h).
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,15 +15,19 @@ struct Axis {
 };
 
 struct Mesh {
-    Axis tensor, data;
+    Axis tensor, data, pipeline;
 
+    // A rank of the last stage, which has the losses.
     int64_t rank_of(int64_t tensor_rank, int64_t data_rank) const {
-        return data_rank * tensor.ranks + tensor_rank;
+        return ((pipeline.ranks - 1) * data.ranks + data_rank) * tensor.ranks + tensor_rank;
     }
+    int64_t ranks_per_stage() const { return data.ranks * tensor.ranks; }
 };
-// Of `ranks` ranks; `tensor` divides their number.
-inline Mesh make_mesh(int64_t rank, int64_t ranks, int64_t tensor) {
-    return {{rank % tensor, tensor}, {rank / tensor, ranks / tensor}};
+// Of `ranks` ranks; `tensor` * `pipeline` divides their number.
+inline Mesh make_mesh(int64_t rank, int64_t ranks, int64_t tensor, int64_t pipeline) {
+    const int64_t per_stage = ranks / pipeline, in_stage = rank % per_stage;
+    return {
+        {in_stage % tensor, tensor}, {in_stage / tensor, per_stage / tensor}, {rank / per_stage, pipeline}};
 }
 
 // How tensor parallelism divides a weight [out,in] among ranks: by outputs (columns of the product) or by inputs.

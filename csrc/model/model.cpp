@@ -5,6 +5,7 @@
 #include "model/block.h"
 #include "model/linear.h"
 #include "model/optimizer.h"
+#include "model/pipeline.h"
 #include "model/tensor_parallel.h"
 #include "model/zero.h"
 #include "ops/operations.h"
@@ -277,14 +278,48 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch) {
                                        .accumulate = accumulate});
     if (p.embedding.trains) {
         const Tensor dweight = p.gradient(p.embedding);
-        embedding_backward(
-            m.context, {.dweight = dweight,
-                        .dout = a.dresidual,
-                        .tokens = tokens_of_rank(m),
-                        .accumulate = accumulate || m.config.tied});  // tied: the head has written its share
+        embedding_backward(m.context, {.dweight = dweight,
+                                       .dout = a.dresidual,
+                                       .tokens = tokens_of_rank(m),
+                                       // Tied: the head has written its share, if it is here.
+                                       .accumulate = accumulate || (p.is_tied && p.holds_head())});
         clear_zero_row(m, dweight);
     }
     reduce_gradients(m, 0, micro_batch);
+}
+
+// The backward pass, behind a forward pass whose exchanges are open.
+void backward_half(Model& m, const MicroBatch& micro_batch) {
+    if (m.parameters.holds_head()) {
+        begin_fp8_pass(m, true, micro_batch.first);  // the head's weight has codes of its own
+        run_head(m, {true, accumulates_in_place(m, micro_batch)});
+        if (m.loss_squares.data)
+            global_norm(
+                m.context,
+                {.squares = m.loss_squares, .x = m.activations.losses, .accumulate = !micro_batch.first});
+        if (m.loss_squares.data && micro_batch.last) sum_over_ranks(m, m.loss_squares);
+    }
+    backward_trunk(m, micro_batch);
+    join_exchanges(m);
+}
+
+// The forward pass of this stage, without gradients.
+void forward_stage(Model& m, const CachedRows* cached = nullptr) {
+    receive_input(m);
+    forward_trunk(m, false, cached);
+    send_output(m);
+}
+
+void copy_logits(Model& m, int64_t first, int64_t count, std::vector<float>& logits) {
+    for_logits(m, first, count, [&](int64_t done, const Tensor& rows) {
+        if (m.context.dry_run) return;
+        if (m.tensor) return gather_logits(m, rows, logits.data() + done * m.whole.V);
+        float* const to = logits.data() + done * m.config.V;
+        if (rows.contiguous()) return copy_as(DType::f32, to, rows);
+        for (int64_t row = 0; row < rows.shape[0]; row++)
+            copy_as(DType::f32, to + row * m.config.V,
+                    make_tensor(slice_rows(rows, row, 1).data, rows.dtype, {m.config.V}));
+    });
 }
 
 // `count` of the ranks, `distance` apart; null where that is not wanted, or there are no ranks.
@@ -294,6 +329,20 @@ std::unique_ptr<Communicator> every(Communicator* ranks, bool wanted, int64_t fi
     std::vector<int64_t> members;
     for (int64_t i = 0; i < count; i++) members.push_back(first + i * distance);
     return ranks->split(members);
+}
+
+int64_t ranks_per_stage(const ModelOptions& o) {
+    return o.sharding.ranks * o.tensor.ranks;
+}
+int64_t rank_in_stage(const ModelOptions& o) {
+    return o.sharding.rank * o.tensor.ranks + o.tensor.rank;
+}
+// Null if the pipeline has no other stages. Those have a communicator that nothing uses.
+std::unique_ptr<Communicator> ends_of(Communicator* pipeline) {
+    if (!pipeline || pipeline->size == 2) return nullptr;
+    const int64_t last = pipeline->size - 1;
+    const bool between = pipeline->rank > 0 && pipeline->rank < last;
+    return between ? every(pipeline, true, 1, 1, last - 1) : every(pipeline, true, 0, last, 2);
 }
 
 void make_cis(const Model& m) {
@@ -306,11 +355,17 @@ void make_cis(const Model& m) {
 
 }  // namespace
 
-Model::Model(const Config& config_, const ModelOptions& options_, Communicator* world_)
+Model::Model(const Config& config_, const ModelOptions& options_, Communicator* all)
     : whole(config_),
       config(divide(whole, options_.tensor)),
-      options(options_),
-      world(world_),
+      options(with_stage(whole, options_)),
+      pipeline(every(all, options.pipeline.ranks > 1, rank_in_stage(options), ranks_per_stage(options),
+                     options.pipeline.ranks)),
+      first_and_last(ends_of(pipeline.get())),
+      stage(every(all, options.pipeline.ranks > 1 && ranks_per_stage(options) > 1,
+                  options.pipeline.rank * ranks_per_stage(options), 1, ranks_per_stage(options))),
+      ends(first_and_last ? first_and_last.get() : pipeline.get()),
+      world(pipeline ? stage.get() : all),
       tensor(every(world, options.tensor.ranks > 1, options.sharding.rank * options.tensor.ranks, 1,
                    options.tensor.ranks)),
       data(every(world, options.tensor.ranks > 1 && options.sharding.ranks > 1, options.tensor.rank,
@@ -331,9 +386,6 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     context.gemms = &gemms;
     const LayerRange layers = options.layers.end ? options.layers : LayerRange{0, config.L};
     CHECK(layers.first >= 0 && layers.first < layers.end && layers.end <= config.L);
-    if (config.tied && layers.end - layers.first < config.L)
-        fail("layers ", layers.first, " to ", layers.end, " of ", config.L,
-             ": expected all, since the embedding is also the head");
     check_lora(config, options.lora);
     plan_parameters(parameters, config, whole.V, options.precision, options.sharding, options.tensor, layers,
                     options.frozen, options.frozen_codes, options.lora, options.training, arena);
@@ -349,6 +401,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     if (options.cache.positions > 0)
         plan_cache(cache.emplace(), config, options.cache, options.precision.weights, arena);
     plan_tensor_parallel(*this);
+    if (options.pipeline.ranks > 1) arena.plan("logits", &shared_logits, shaped(DType::f32, {whole.V}));
     arena.plan("scalars", &frequency, shaped(DType::f64, {config.HD / 2}));
     arena.plan("scalars", &dloss, shaped(DType::f32, {1}));
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
@@ -452,32 +505,26 @@ void set_predicted(Model& m, const int32_t* ids) {
 
 void forward(Model& m) {
     begin_fp8_pass(m, false, true);
-    forward_trunk(m, false);
+    forward_stage(m);
     if (m.parameters.holds_head()) run_head(m, {});
 }
 
 void forward_layers(Model& m, bool first) {
     begin_fp8_pass(m, true, first);
     forward_trunk(m, true);
-}
-
-void backward_layers(Model& m, bool first, bool last) {
-    const MicroBatch micro_batch{first, last};
-    if (m.parameters.holds_head()) {
-        begin_fp8_pass(m, true, first);  // the head's weight has codes of its own
-        run_head(m, {true, accumulates_in_place(m, micro_batch)});
-        if (m.loss_squares.data)
-            global_norm(m.context,
-                        {.squares = m.loss_squares, .x = m.activations.losses, .accumulate = !first});
-        if (m.loss_squares.data && last) sum_over_ranks(m, m.loss_squares);
-    }
-    backward_trunk(m, micro_batch);
     join_exchanges(m);
 }
 
+void backward_layers(Model& m, bool first, bool last) {
+    fork_exchanges(m);
+    m.gathered = {};  // by the pass of another micro-batch
+    backward_half(m, {first, last});
+}
+
 void forward_backward(Model& m, bool first, bool last) {
-    forward_layers(m, first);
-    backward_layers(m, first, last);
+    begin_fp8_pass(m, true, first);
+    forward_trunk(m, true);
+    backward_half(m, {first, last});
 }
 
 double mean(const float* losses, int64_t count) {
@@ -492,25 +539,19 @@ double mean_loss(const Model& m) {
 }
 
 void forward_cached(Model& m, const CachedRows& rows) {
-    forward_trunk(m, false, &rows);
+    forward_stage(m, &rows);
 }
 
 void logits_of_rows(Model& m, int64_t first, int64_t count, std::vector<float>& logits) {
     // A planned batch may be larger than the host's memory.
     if (!m.context.dry_run) logits.resize(static_cast<size_t>(count * m.whole.V));
-    for_logits(m, first, count, [&](int64_t done, const Tensor& rows) {
-        if (m.context.dry_run) return;
-        if (m.tensor) return gather_logits(m, rows, logits.data() + done * m.whole.V);
-        float* const to = logits.data() + done * m.config.V;
-        if (rows.contiguous()) return copy_as(DType::f32, to, rows);
-        for (int64_t row = 0; row < rows.shape[0]; row++)
-            copy_as(DType::f32, to + row * m.config.V,
-                    make_tensor(slice_rows(rows, row, 1).data, rows.dtype, {m.config.V}));
-    });
+    if (m.parameters.holds_head()) copy_logits(m, first, count, logits);
+    share_logits(m, logits.data(), count);
 }
 
 void argmax_of_rows(Model& m, const Tensor& found) {
-    CHECK(!m.tensor || m.context.dry_run);
+    CHECK((!m.tensor && !m.pipeline) || m.context.dry_run);
+    if (!m.parameters.holds_head()) return;
     const Tensor all = reshape(found, {found.elements()});
     for_logits(m, 0, all.shape[0], [&](int64_t done, const Tensor& rows) {
         argmax(m.context, {.out = slice_rows(all, done, rows.shape[0]), .x = rows});
@@ -520,7 +561,7 @@ void argmax_of_rows(Model& m, const Tensor& found) {
 void next_logits(Model& m, const int32_t* tokens, int64_t T, std::vector<float>& logits) {
     set_batch(m, tokens, tokens, 1, T);  // no losses are made: targets are not read
     begin_fp8_pass(m, false, true);
-    forward_trunk(m, false);
+    forward_stage(m);
     logits_of_rows(m, T - 1, 1, logits);
 }
 

@@ -16,9 +16,9 @@
 namespace llamac {
 
 struct Model {
-    // Plans the memory: arena.bytes() for tensors and workspaces. Nothing is on the device yet. world: all ranks of the mesh; null
-    // for one rank, or for a plan alone.
-    Model(const Config& config, const ModelOptions& options, Communicator* world = nullptr);
+    // Plans the memory: arena.bytes() for tensors and workspaces. Nothing is on the device yet. all: ranks of the mesh; null for one
+    // rank, or for a plan alone.
+    Model(const Config& config, const ModelOptions& options, Communicator* all = nullptr);
     Model(const Model&) = delete;
     // Takes the memory. Throws Error where the device has no room.
     void allocate();
@@ -26,7 +26,10 @@ struct Model {
     const Config whole;   // the model's sizes
     const Config config;  // this rank's: divided by the tensor axis
     const ModelOptions options;
-    Communicator* const world;
+    // With several stages: those of this rank's pipeline; of its first and last stage, null if those are all; of this rank's stage.
+    const std::unique_ptr<Communicator> pipeline, first_and_last, stage;
+    Communicator* const ends;   // the first and the last stage
+    Communicator* const world;  // the ranks that hold the same layers; null for one
     // The ranks of this rank's tensor axis, null if it has one; of its data axis, null if those are all or one.
     const std::unique_ptr<Communicator> tensor, data;
     Communicator* const ranks;  // that are data-parallel; null for one
@@ -48,6 +51,7 @@ struct Model {
     // With tensor parallelism (ops/vocabulary.hip): the batch's tokens and targets in this rank's part of the vocabulary, [N]; parts of
     // the softmax of a chunk's rows, of this rank and of all.
     Tensor own_tokens, own_targets, own_softmax, softmax;
+    Tensor shared_logits;  // with several stages: of a token
     Tensor collected;  // with tensor parallelism: parts of tensors on their way to files (train/collect.h)
     // [1] each, which kernels read where the weights are. dloss: f32, the factor of the losses' gradients, 1 / N for the mean
     // of N. squares: of the gradients. loss_squares: with skip_nonfinite or a scale, of the losses, the optimizer's guard.
@@ -98,7 +102,7 @@ void forward(Model& model);
 // The same, and the gradients of dloss * their sum. first, last: of the micro-batches of an optimizer step. The first writes
 // the gradients, the others add to them; after the last they are sums over the ranks.
 void forward_backward(Model& model, bool first, bool last = true);
-// The two halves of it, each of the layers that the model holds. Without the first layer, forward_layers() reads
+// The two halves of it, each of the layers that the model holds, for passes in the order of a pipeline. Without the first layer, forward_layers() reads
 // activations.embedding and backward_layers() leaves its gradient in activations.dresidual; without the last, they leave the
 // output of block layers.end - 1, and read its gradient from dresidual.
 void forward_layers(Model& model, bool first);

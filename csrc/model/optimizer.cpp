@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "model/pipeline.h"
 #include "model/tensor_parallel.h"
 #include "model/zero.h"
 #include "ops/operations.h"
@@ -23,18 +24,22 @@ OptimizerState optimizer_state(const Parameters& p, const Parameter& parameter, 
 
 void sum_squares(Model& m) {
     const Parameters& p = m.parameters;
-    if (p.sharding.group == 1 && p.tensor.ranks == 1)
-        return global_norm(m.context, {.squares = m.squares, .x = p.gradients, .accumulate = false});
+    const bool has_copies = m.options.pipeline.ranks > 1 && p.is_tied;
+    if (p.sharding.group == 1 && p.tensor.ranks == 1 && !has_copies) {
+        global_norm(m.context, {.squares = m.squares, .x = p.gradients, .accumulate = false});
+        return sum_over_stages(m, m.squares);
+    }
     bool first = true;
     for (const Segment& segment : p.segments)
         for (const FlatParam& flat : segment.flat_params) {
-            if (!flat.split && p.tensor.rank > 0) continue;  // a copy of rank 0's
+            if (flat.is_copy || (!flat.split && p.tensor.rank > 0)) continue;  // another rank has the same
             global_norm(m.context,
                         {.squares = m.squares, .x = p.own(p.gradients, flat), .accumulate = !first});
             first = false;
         }
     if (p.sharding.group > 1) sum_over_shards(m, m.squares);
     reduce_over_tensor(m, m.squares);
+    sum_over_stages(m, m.squares);
 }
 
 namespace {

@@ -26,22 +26,28 @@ struct ModelOptions {
     bool skip_nonfinite =
         false;              // the optimizer writes nothing where a loss or the gradient norm is not finite
     double loss_scale = 0;  // of fp16 weights: a power of two; 0: it follows overflows
-    bool document_mask = false;  // batches may have `first`
-    int64_t predicted_rows = 0;  // that batches with set_predicted() have; 0: there are none
-    Axis tensor = {};            // of the mesh
+    bool document_mask = false;       // batches may have `first`
+    int64_t predicted_rows = 0;       // that batches with set_predicted() have; 0: there are none
+    Axis tensor = {}, pipeline = {};  // of the mesh
     Sharding sharding = {};
-    std::optional<Fp8Options> fp8 = {};    // none: products in the storage type
-    bool training = true;                  // false: weights and forward passes alone
-    LayerRange layers = {};                // that the model holds
+    std::optional<Fp8Options> fp8 = {};  // none: products in the storage type
+    bool training = true;                // false: weights and forward passes alone
+    LayerRange layers = {};  // that the model holds; of none, those of its stage (model/pipeline.h)
     std::vector<std::string> frozen = {};  // patterns (fnmatch) of the names of parameters that do not train
     bool frozen_codes = false;             // whether frozen matrices of blocks are kept in fp8
     Lora lora = {};                        // adapters, which train beside frozen weights
     int64_t micro_batches = 1;             // whose activations are held at the same time
+    int64_t micro_batches_per_step = 1;    // of a pipeline
     CacheSize cache = {};  // of sequences that are continued; no cache where it has no positions
-    // With tensor parallelism also all ranks, and those of the tensor axis.
-    int64_t communicators() const { return sharding.communicators() + (tensor.ranks > 1 ? 2 : 0); }
+    // With tensor parallelism also all ranks, and those of the tensor axis; with pipeline parallelism all ranks, those of the stage, those
+    // of the pipeline, and its ends.
+    int64_t communicators() const {
+        return sharding.communicators() + (tensor.ranks > 1 ? 2 : 0) + (pipeline.ranks > 1 ? 4 : 0);
+    }
     // Whether forward passes exchange data with other ranks, all of which must run them.
-    bool passes_exchange() const { return tensor.ranks > 1 || sharding.shares_weights(); }
+    bool passes_exchange() const {
+        return tensor.ranks > 1 || pipeline.ranks > 1 || sharding.shares_weights();
+    }
     bool graphs = true;  // the cache's pass of one token per sequence is recorded and replayed
 };
 

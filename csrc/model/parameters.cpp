@@ -56,9 +56,10 @@ void place(const Parameters& p, Parameter& parameter, const FlatParam& flat, int
     parameter.place = flat.offset / p.sharding.group + std::max<int64_t>(0, offset - own);
 }
 
-// The row's number among the streams of random numbers: those of weights are the same beside adapters.
+// The row's number among the streams of random numbers: those of weights are the same beside adapters. The embedding's is the first.
 int64_t next_number(Filling& filling, const ParameterRow& row) {
     constexpr int64_t first_adapter = int64_t{1} << 20;
+    if (row.is_copy) return 0;
     return row.group.adapter ? first_adapter + filling.adapters++ : filling.rows++;
 }
 
@@ -121,24 +122,28 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
     std::vector<const ParameterRow*> present;
     for (const ParameterRow& row : rows)
         if (row.present) present.push_back(&row);
+    const auto trains = [&](const ParameterRow& row) {
+        return row.group.update != Update::none &&
+               (row.group.adapter || !is_frozen(prefix + row.name, filling.frozen));
+    };
     if (!held) {
-        for (const ParameterRow* row : present) next_number(filling, *row);
+        for (const ParameterRow* row : present) {
+            const FlatParam flat{.shape = row->shape, .trains = trains(*row), .split = row->flat->split};
+            p.elsewhere.push_back(parameter_of(p, filling, prefix, *row, flat, 0));
+        }
         return;
     }
     const int64_t shards = p.sharding.group, segment = static_cast<int64_t>(p.segments.size());
     p.segments.push_back({p.segments.empty() ? 0 : end_of(p)});
     for (size_t i = 0; i < present.size();) {
         const ParameterRow& first = *present[i];
-        const auto trains = [&](const ParameterRow& row) {
-            return row.group.update != Update::none &&
-                   (row.group.adapter || !is_frozen(prefix + row.name, filling.frozen));
-        };
         FlatParam& flat = *first.flat;
         flat = {.shape = first.shape,
                 .segment = segment,
                 .trains = trains(first),
                 .split = flat.split,
-                .partial = flat.partial};
+                .partial = flat.partial,
+                .is_copy = first.is_copy};
         flat.coded = !flat.trains && filling.codes && !prefix.empty() && flat.shape.size() == 2;
         flat.offset = flat.trains ? end_of(p) : flat.coded ? filling.coded_elements : filling.frozen_elements;
         flat.first_row = filling.coded_rows;
@@ -182,9 +187,15 @@ void fill_table(Parameters& p, const Config& c, Filling& filling) {
         for (const ParameterRow& row : adapter_parameters(c, p.blocks[l], filling.lora)) rows.push_back(row);
         add(p, filling, block_prefix(c, l), rows, l >= p.layers.first && l < p.layers.end);
     }
-    add(p, filling, "", parameters_after_blocks(c, p), p.holds_head());
+    std::vector<ParameterRow> after = parameters_after_blocks(c, p);
+    if (c.tied && p.holds_head() && !p.holds_embedding()) {
+        after.push_back(parameters_before_blocks(c, p).front());
+        after.back().flat = &p.head, after.back().is_copy = true;
+    }
+    add(p, filling, "", after, p.holds_head());
     if (!p.holds_head()) p.segments.push_back({end_of(p)});
-    if (c.tied) p.head = p.embedding;
+    p.is_tied = c.tied;
+    if (c.tied && p.holds_embedding()) p.head = p.embedding;
     // Behind the last tensor is no gap.
     for (Segment& segment : std::views::reverse(p.segments)) {
         p.elements = segment.offset + segment.elements;
@@ -332,7 +343,9 @@ int64_t Parameters::writer_of(const Parameter& p, int64_t writers) const {
 
 int64_t Parameters::trained() const {
     int64_t sum = 0;
-    for (const Parameter& parameter : table) sum += parameter.trains ? parameter.slice.elements() : 0;
+    for (const auto* parameters : {&table, &elsewhere})
+        for (const Parameter& each : *parameters)
+            sum += each.trains && !each.is_copy ? each.slice.elements() : 0;
     return sum;
 }
 
@@ -368,9 +381,10 @@ double flops_per_token(const Config& c, int64_t T) {
 
 double flops_per_token(const Parameters& p, const Config& c, int64_t T) {
     double flops = flops_per_token(c, T);
-    for (const Parameter& parameter : p.table)
-        if (parameter.group.adapter || (parameter.group.multiplied && !parameter.trains))
-            flops += (parameter.trains ? 6.0 : -2.0) * static_cast<double>(parameter.slice.elements());
+    for (const auto* parameters : {&p.table, &p.elsewhere})
+        for (const Parameter& each : *parameters)
+            if (!each.is_copy && (each.group.adapter || (each.group.multiplied && !each.trains)))
+                flops += (each.trains ? 6.0 : -2.0) * static_cast<double>(each.slice.elements());
     return flops;
 }
 

@@ -36,6 +36,7 @@ struct FlatParam {
     bool trains = true;
     std::optional<Split> split = {};  // by tensor parallelism: other ranks hold the other parts
     bool partial = false;             // whether the gradient is a sum over the tensor axis
+    bool is_copy = false;             // of the embedding, which another stage holds too, and writes to files
     bool coded = false;               // frozen, in fp8: `offset` is that in Parameters::codes
     int64_t first_row = 0;            // of its codes: in Parameters::code_scales
 
@@ -110,6 +111,7 @@ struct ParameterRow {
     bool transposed = false;  // in files: [in,out]
     int64_t padding = 0;      // rows of zeros behind it in memory
     int64_t blocks = 1;       // of rows, as many matrices as files have in this one
+    bool is_copy = false;     // of the embedding
 };
 
 // The name of BERT's norm that makes the input of layer `layer`: of the embedding, or of the output of the layer before.
@@ -258,7 +260,9 @@ struct Parameters : ModelParameters {
     Axis tensor;
     int64_t vocabulary = 0;  // tokens, of all ranks of the tensor axis
     LayerRange layers;
-    std::vector<Parameter> table;  // parameters that are present, in order
+    bool is_tied = false;              // the model's LM head is the embedding
+    std::vector<Parameter> table;      // parameters that are present, in order
+    std::vector<Parameter> elsewhere;  // those of other stages: names, groups and sizes in files
     std::vector<Segment> segments;
     int64_t elements = 0;  // of parameters that train, with the gaps between tensors
     // [elements], or if the buffer is sharded, [elements / ranks of a group]: this rank's shards. master has no data if it is not

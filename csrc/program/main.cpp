@@ -68,11 +68,23 @@ bool is_due(int64_t every, int64_t step) {
     return every > 0 && step % every == 0;
 }
 
+// The layers of each stage, and the part of the time in which it waits.
+std::string pipeline_text(const Trainer& t) {
+    if (t.mesh.pipeline.ranks == 1) return "";
+    std::string text = ", pipeline " + std::to_string(t.mesh.pipeline.ranks) + " of";
+    for (const LayerRange& each : stages_of(t.config, t.model.options))
+        text += (each.first ? ", " : " ") + std::to_string(each.end - each.first);
+    char idle[32];
+    std::snprintf(idle, sizeof idle, " layers, bubble %.1f%%",
+                  100 * bubble(t.mesh.pipeline.ranks, t.accumulation));
+    return text + idle;
+}
+
 void describe(Log& log, const Trainer& t, bool copies_state) {
     for (const auto& [heading, rows] : configuration_rows(t.options)) log.table(heading, rows);
     const Config& c = t.config;
-    const std::string mesh =
-        "tensor " + std::to_string(t.mesh.tensor.ranks) + ", data " + std::to_string(t.mesh.data.ranks);
+    const std::string mesh = "tensor " + std::to_string(t.mesh.tensor.ranks) + ", data " +
+                             std::to_string(t.mesh.data.ranks) + pipeline_text(t);
     log.table("this run",
               {{"computes on", computing_device(t.options)},
                {"mesh of devices", mesh},

@@ -215,6 +215,13 @@ void check_lora(const Options& o) {
         fail("--matmul-dtype fp8: expected storage with --lora, whose products read the inputs' values");
 }
 
+void check_pipeline(const Options& o) {
+    if (o.lora > 0) fail("--pp ", o.pp, ": expected --lora 0, found --lora ", o.lora);
+    if (!o.freeze.empty()) fail("--pp ", o.pp, ": expected no --freeze, found --freeze ", o.freeze);
+    if (o.matmul_dtype == MatmulDType::fp8)
+        fail("--pp ", o.pp, ": expected --matmul-dtype storage, found --matmul-dtype fp8");
+}
+
 void check_frozen_codes(const Options& o) {
     if (o.lora == 0 && o.freeze.empty())
         fail("--frozen-dtype fp8: expected frozen weights, by --lora or --freeze, found none");
@@ -259,9 +266,10 @@ void resolve(Options& options) {
     check_lora(options);
     if (options.tp > 1 && options.frozen_dtype == MatmulDType::fp8)
         fail("--tp ", options.tp, ": expected --frozen-dtype storage, found --frozen-dtype fp8");
+    if (options.pp > 1) check_pipeline(options);
     if (options.frozen_dtype == MatmulDType::fp8) check_frozen_codes(options);
     if (options.out.empty()) fail("--out: expected a directory, found \"\"");
-    micro_batches(options, options.tp);
+    micro_batches(options, options.tp * options.pp);
 }
 
 }  // namespace
@@ -345,7 +353,8 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
     m.lora = {o.lora, o.lora_alpha > 0 ? o.lora_alpha : static_cast<double>(o.lora),
               split_list(o.lora_targets)};
     const Mesh mesh = mesh_of(o, rank, ranks);
-    m.tensor = mesh.tensor;
+    m.tensor = mesh.tensor, m.pipeline = mesh.pipeline;
+    if (o.pp > 1) m.micro_batches_per_step = micro_batches(o, ranks);
     m.sharding = {mesh.data.rank, mesh.data.ranks, o.zero, shard_group(o, mesh.data.ranks), o.reduce_dtype};
     if (!fp8) return m;
     const bool fnuz = device_properties().fp8 == Fp8Units::fnuz;
@@ -364,7 +373,10 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
 Mesh mesh_of(const Options& o, int64_t rank, int64_t ranks) {
     if (ranks % o.tp != 0)
         fail("--tp ", o.tp, ": expected a divisor of the number of devices, found ", ranks, " devices");
-    return make_mesh(rank, ranks, o.tp);
+    if (ranks / o.tp % o.pp != 0)
+        fail("--pp ", o.pp, ": expected a divisor of the number of devices", o.tp > 1 ? " / tp" : "",
+             ", found ", ranks / o.tp);
+    return make_mesh(rank, ranks, o.tp, o.pp);
 }
 
 int64_t micro_batches(const Options& o, int64_t devices) {
@@ -383,8 +395,8 @@ int64_t micro_batches(const Options& o, int64_t devices) {
         fail(
             "--total-batch-size: micro-batches do not divide it: expected a multiple of batch-size * "
             "seq-len * ",
-            o.tp > 1 ? "devices / tp = " : "devices = ", o.batch_size, " * ", o.seq_len, " * ", devices,
-            " = ", micro, " tokens, found ", o.total_batch_size);
+            "devices", o.tp > 1 ? " / tp" : "", o.pp > 1 ? " / pp" : "", " = ", o.batch_size, " * ",
+            o.seq_len, " * ", devices, " = ", micro, " tokens, found ", o.total_batch_size);
     return std::max<int64_t>(1, o.total_batch_size / micro);
 }
 

@@ -84,7 +84,7 @@ std::vector<Change> batch_changes(const Options& o, int64_t ranks) {
     for (int64_t parts = 1; parts * parts <= o.batch_size; parts++)
         if (o.batch_size % parts == 0) batches.insert({parts, o.batch_size / parts});
     batches.erase(o.batch_size);
-    const int64_t tokens = micro_batches(o, ranks * o.tp) * ranks * o.batch_size * o.seq_len;
+    const int64_t tokens = micro_batches(o, ranks * o.tp * o.pp) * ranks * o.batch_size * o.seq_len;
     const std::string keep = o.total_batch_size ? "" : " --total-batch-size " + std::to_string(tokens);
     std::vector<Change> changes;
     for (const int64_t batch : batches) {
@@ -112,15 +112,21 @@ std::vector<Change> precision_changes(const Options& o) {
     return changes;
 }
 
-// Bytes of the model's arena on each of `ranks` devices, by a complete plan without allocation.
+// Bytes of the model's arena on each of `ranks` devices, by a complete plan without allocation: of a stage, and of the largest one.
+int64_t planned_bytes(const Config& config, const Options& options, int64_t ranks, int64_t stage) {
+    return Model(config, model_options(options, stage * (ranks / options.pp), ranks)).arena.bytes();
+}
 int64_t planned_bytes(const Config& config, const Options& options, int64_t ranks) {
-    return Model(config, model_options(options, 0, ranks)).arena.bytes();
+    int64_t largest = 0;
+    for (int64_t stage = 0; stage < options.pp; stage++)
+        largest = std::max(largest, planned_bytes(config, options, ranks, stage));
+    return largest;
 }
 
 // Flags of the smallest change with which the arena has at most `free` bytes: more recomputation, then smaller micro-batches, then
 // fewer bytes per parameter, then all of them. Empty: none suffice.
 std::string least_change(const Config& config, const Options& options, int64_t ranks, int64_t free) {
-    const int64_t data_ranks = ranks / options.tp;
+    const int64_t data_ranks = ranks / (options.tp * options.pp);
     const std::function<std::vector<Change>(const Options&)> kinds[] = {
         fp8_changes, [&](const Options& o) { return sharding_changes(o, data_ranks); },
         [&](const Options& o) { return recompute_changes(o, config.L); },
@@ -182,8 +188,9 @@ void check_memory(const Model& model, const Options& options) {
     const int64_t needed = model.arena.bytes() + later;
     if (needed <= device.free) return;
     // The trainer's own tensors in the arena: a step's tokens, whatever the flags.
-    const int64_t ranks = model.options.sharding.ranks * model.options.tensor.ranks;
-    const int64_t beside = model.arena.bytes() - planned_bytes(model.whole, options, ranks);
+    const ModelOptions& o = model.options;
+    const int64_t ranks = o.sharding.ranks * o.tensor.ranks * o.pipeline.ranks;
+    const int64_t beside = model.arena.bytes() - planned_bytes(model.whole, options, ranks, o.pipeline.rank);
     const std::string change = least_change(model.whole, options, ranks, device.free - later - beside);
     fail("memory: the run needs ", gib(needed), ", the device has ", gib(device.free), " free of ",
          gib(device.total),

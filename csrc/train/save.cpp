@@ -61,10 +61,15 @@ Tensor shape_of(const Parameter& parameter, DType dtype) {
     return whole.size() == 1 ? shaped(dtype, {whole[0]}) : shaped(dtype, {whole[0], whole[1]});
 }
 
-// The rank that writes the weight; -1: none. PEFT reads adapters from one file.
+// The rank of the stage that writes the tensor.
+int64_t writer_in_stage(const Trainer& t, const Parameter& parameter) {
+    const int64_t ranks = t.mesh.ranks_per_stage();
+    return t.mesh.pipeline.rank * ranks + t.model.parameters.writer_of(parameter, ranks);
+}
+// The rank that writes the weight; -1: none of this stage. PEFT reads adapters from one file.
 int64_t writer_of(const Trainer& t, const Parameter& parameter) {
     if (t.model.lora) return parameter.group.adapter ? 0 : -1;
-    return t.model.parameters.writer_of(parameter, t.ranks.count);
+    return parameter.is_copy ? -1 : writer_in_stage(t, parameter);
 }
 
 Tensors own_weights(const Trainer& t) {
@@ -106,22 +111,26 @@ void visit_own_weights(Trainer& t, const Visit& visit) {
         is_own);
 }
 
-// model.safetensors.index.json, by which transformers finds the files of the ranks.
+// model.safetensors.index.json, by which transformers finds the files of the ranks. Every rank calls it.
 std::string index_text(const Trainer& t) {
-    const Parameters& p = t.model.parameters;
-    nlohmann::ordered_json index;
+    nlohmann::ordered_json own = nlohmann::ordered_json::object();
     int64_t bytes = 0;
-    for (const Parameter& parameter : p.table)
-        bytes += parameter.slice.elements() * size_of(t.model.options.precision.weights);
-    index["metadata"]["total_size"] = bytes;
-    for (const Parameter& parameter : p.table)
-        index["weight_map"][parameter.name] = shard_name("model", t.ranks, writer_of(t, parameter));
+    for (const NamedTensor& each : own_weights(t)) {
+        own[each.name] = shard_name("model", t.ranks, t.ranks.own);
+        bytes += each.tensor.bytes();
+    }
+    nlohmann::ordered_json index;
+    double all_bytes = 0;
+    for (const double each : t.ranks.gather("bytes", static_cast<double>(bytes))) all_bytes += each;
+    index["metadata"]["total_size"] = static_cast<int64_t>(all_bytes);
+    for (const std::string& each : t.ranks.gather("index", own.dump()))
+        index["weight_map"].update(nlohmann::ordered_json::parse(each));
     return index.dump(2) + "\n";
 }
 
 // With tensor parallelism, one rank writes all of a tensor.
 bool writes_state(const Trainer& t, const Parameter& parameter) {
-    return parameter.trains && t.model.parameters.writer_of(parameter, t.ranks.count) == t.ranks.own;
+    return parameter.trains && !parameter.is_copy && writer_in_stage(t, parameter) == t.ranks.own;
 }
 
 Tensors own_optimizer_tensors(const Trainer& t) {
@@ -226,11 +235,12 @@ std::vector<CheckpointFile> checkpoint_files(Trainer& t, const char* copy = null
                              visit_state(t, [](const NamedTensor&) {});
                          }});
     }
+    const std::string index = adapters || ranks.count == 1 ? "" : index_text(t);
     if (!ranks.is_first()) return files;
     if (adapters)
         files.push_back(text_file("adapter_config.json", "adapter", adapter_config_text(t)));
     else if (ranks.count > 1)
-        files.push_back(text_file("model.safetensors.index.json", "index", index_text(t)));
+        files.push_back(text_file("model.safetensors.index.json", "index", index));
     for (const TokenizerFile& file : t.tokenizer_files)
         files.push_back(text_file(file.name, file.role, file.text));
     return files;

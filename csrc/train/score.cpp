@@ -66,7 +66,8 @@ void read_batch(Model& model, const Passes& passes, ChoiceBatch batch, PassBuffe
     }
     set_batch(model, b.tokens.data(), b.targets.data(), static_cast<int64_t>(batch.size()), T);
     forward(model);
-    copy_bytes(b.losses.data(), model.activations.losses.data, model.activations.losses.bytes());
+    if (model.parameters.holds_head())
+        copy_bytes(b.losses.data(), model.activations.losses.data, model.activations.losses.bytes());
 }
 
 void check_questions(const Questions& q, int64_t vocab_size, uint64_t tokenizer_hash) {

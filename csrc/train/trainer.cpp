@@ -291,7 +291,8 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
       max_in_flight(ahead.value_or(model.context.backend == Backend::device ? 1 : 0)),
       batches(model, max_in_flight + 1, accumulation,
               data.tokenizer ? data.tokenizer->marks : DocumentMarks{}),
-      replays(model.options.graphs) {
+      replays(model.options.graphs),
+      schedule(o.pp > 1 ? pipeline_schedule(mesh.pipeline, accumulation) : std::vector<PipelineStep>()) {
     if (o.sample_every > 0 && config.causal)
         sample_prompt(*this);  // refuses a token that the model lacks before the first step
     if (data.train)
@@ -300,6 +301,10 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     if (!o.dry_run && ranks.on_this_host() % o.tp != 0)
         warn("--tp " + std::to_string(o.tp) + ": some of its axes leave their host, which has " +
              std::to_string(ranks.on_this_host()) + " ranks: every layer waits for the network");
+    if (accumulation < o.pp)
+        warn("--pp " + std::to_string(o.pp) + ": the step has " + std::to_string(accumulation) +
+             " micro-batches, fewer than stages: stages wait most of the time; --total-batch-size sets the "
+             "number");
     warn(without_gemm_library());
     if (!o.graphs && !replays)
         warn(
@@ -336,6 +341,16 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
         for (const bool last : {false, true})
             for (const bool first : {false, true})
                 by_place[last][first].work = [this, first, last] { forward_backward(model, first, last); };
+    for (int64_t slot = 0; !schedule.empty() && slot < model.options.micro_batches; slot++) {
+        CapturedPasses& each = passes.emplace_back();
+        for (const bool first : {false, true}) {
+            each.forward[first].work = [this, first] { forward_layers(model, first); };
+            for (const bool last : {false, true})
+                each.backward[last][first].work = [this, first, last] {
+                    backward_layers(model, first, last);
+                };
+        }
+    }
     optimizer.work = [this] { optimizer_step(model, adamw(), static_cast<uint64_t>(options.seed)); };
 }
 
@@ -383,7 +398,8 @@ const Event& Trainer::end_of(int64_t steps) const {
 
 void Trainer::agree_with_ranks() {
     ranks.compare(options, facts());
-    if (ranks.count == 1) return;
+    // Stages have other products, at other times.
+    if (ranks.count == 1 || !schedule.empty()) return;
     model.gemms.gather = [this](const std::string& own) { return ranks.gather("GEMM choice", own); };
     warn(take_first_ranks_choices(model.gemms));
 }
@@ -428,15 +444,49 @@ void Trainer::queue_micro_batch(int64_t micro, StepBuffers& b) {
     // With one rank, the last micro-batch is like the others.
     const bool last = ranks.count == 1 || micro == accumulation - 1;
     launch(micro_batches_by_place[model.activations.predicted.data != nullptr][last][micro == 0]);
+    end_micro_batch(micro, b);
+}
+
+void Trainer::end_micro_batch(int64_t micro, StepBuffers& b) {
     const Tensor& losses = model.activations.losses;
-    copy_bytes_async(model.context, b.losses.data + micro * options.batch_size * options.seq_len, losses.data,
-                     losses.bytes());
+    if (model.parameters.holds_head())
+        copy_bytes_async(model.context, b.losses.data + micro * options.batch_size * options.seq_len,
+                         losses.data, losses.bytes());
     micro_ends[micro_batches_queued++ % 2].record(model.stream.handle);
+}
+
+void Trainer::queue_pass(const PipelinePass& pass, StepBuffers& b, bool again) {
+    const int64_t micro = pass.micro_batch, slot = micro % model.options.micro_batches;
+    const bool first = micro == 0, last = micro == accumulation - 1;
+    const Range range(pass.backward ? "backward of micro-batch" : "forward of micro-batch", micro);
+    use_micro_batch(model, slot);
+    if (!pass.backward) {
+        if (!again) batches.copy(step, micro);
+        batches.use(step, micro);
+        return launch(passes[slot].forward[first]);
+    }
+    if (micro_batches_queued >= 2) micro_ends[micro_batches_queued % 2].wait();
+    launch(passes[slot].backward[last][first]);
+    end_micro_batch(micro, b);
+    if (written) written();
+}
+
+void Trainer::queue_pipeline(StepBuffers& b, bool verified, bool again) {
+    if (between) between();  // not within a step, where ranks wait for one another in another order
+    for (const PipelineStep& each : schedule) {
+        if (each.pass) queue_pass(*each.pass, b, again);
+        if (verified && each.pass && each.pass->backward)
+            verifier->end_micro_batch(again, each.pass->micro_batch);
+        transfer(model, each.transfers);
+    }
+    use_micro_batch(model, 0);
+    finish_gradients(model);
 }
 
 void Trainer::queue_micro_batches(StepBuffers& b, bool verified) {
     try {
-        for (int64_t micro = 0; micro < accumulation; micro++) {
+        if (!schedule.empty()) queue_pipeline(b, verified, false);
+        for (int64_t micro = 0; schedule.empty() && micro < accumulation; micro++) {
             const Range range("micro-batch", micro);
             wait_for_device();
             batches.copy(step, micro);
@@ -446,7 +496,8 @@ void Trainer::queue_micro_batches(StepBuffers& b, bool verified) {
         if (!verified) return;
         verifier->end_first_pass();
         clear_saturated(model);
-        for (int64_t micro = 0; micro < accumulation; micro++) {
+        if (!schedule.empty()) queue_pipeline(b, verified, true);
+        for (int64_t micro = 0; schedule.empty() && micro < accumulation; micro++) {
             wait_for_device();
             queue_micro_batch(micro, b);
             verifier->end_micro_batch(1, micro);

@@ -7,6 +7,7 @@
 
 #include "checkpoint/tokenizer_files.h"
 #include "model/optimizer.h"
+#include "model/pipeline.h"
 #include "platform/stream.h"
 #include "run/options.h"
 #include "run/ranks.h"
@@ -44,10 +45,10 @@ struct Trainer {
     int64_t step = 0;                  // steps started
     StartTimes start;                  // total: the caller's
 
-    // Called after each micro-batch, batch of validation or evaluation, and token of a sample. If it throws, the current
+    // Called after each micro-batch (with several stages, each optimizer step), batch of validation or evaluation, and token of a sample. If it throws, the current
     // call is abandoned; of an optimizer step nothing remains.
     std::function<void()> between;
-    // Called after each piece of a checkpoint (FileWriter).
+    // Called after each piece of a checkpoint (FileWriter), and each micro-batch of a stage.
     std::function<void()> written;
 
     // Compares this rank's options, model and data with the others', and takes rank 0's algorithms of matrix products. Every
@@ -101,6 +102,11 @@ struct Trainer {
     void fill_batches(const Fill& fill);
     void queue_micro_batches(StepBuffers& buffers, bool verified);
     void queue_micro_batch(int64_t micro, StepBuffers& buffers);
+    // All micro-batches, through this stage. again: a verified step computes them a second time.
+    void queue_pipeline(StepBuffers& buffers, bool verified, bool again);
+    void queue_pass(const PipelinePass& pass, StepBuffers& buffers, bool again);
+    // After a backward pass.
+    void end_micro_batch(int64_t micro, StepBuffers& buffers);
     // Waits for the micro-batch before the last: the device still computes one, so the wait costs nothing, and a signal
     // waits for one micro-batch instead of a step.
     void wait_for_device();
@@ -113,6 +119,12 @@ struct Trainer {
     const bool replays;  // captured graphs
     // [the head computes predicted rows alone][is the last][is the first]
     CapturedGraph micro_batches_by_place[2][2][2], optimizer;
+    const std::vector<PipelineStep> schedule;  // of a stage, where there are several
+    // [micro-batch in flight][is the last][is the first]
+    struct CapturedPasses {
+        CapturedGraph forward[2], backward[2][2];
+    };
+    std::deque<CapturedPasses> passes;
     std::deque<StepBuffers> buffers;
     Event micro_ends[2];
     int64_t micro_batches_queued = 0;  // the end of micro-batch i, over all steps, is micro_ends[i % 2]

@@ -84,7 +84,7 @@ void Verifier::name_rows() {
     };
     name_state({"the weight", "the master weight", "the first moment", "the second moment"});
     losses = rows.size();
-    for (int64_t micro = 0; micro < micro_batches; micro++)
+    for (int64_t micro = 0; p.holds_head() && micro < micro_batches; micro++)
         rows.push_back({"the losses", "micro-batch " + std::to_string(micro)});
     gradients = rows.size();
     const std::vector<Parameter>& table = p.table;
@@ -156,7 +156,8 @@ void Verifier::begin() {
 }
 
 void Verifier::end_micro_batch(int pass, int64_t micro) {
-    hash(model.activations.losses, losses + static_cast<size_t>(micro), pass);
+    if (model.parameters.holds_head())
+        hash(model.activations.losses, losses + static_cast<size_t>(micro), pass);
 }
 
 void Verifier::end_first_pass() {

@@ -57,7 +57,8 @@ struct Communicator {
     // ranks. The result uses this communicator, which must outlive it.
     virtual std::unique_ptr<Communicator> split(const std::vector<int64_t>& members) = 0;
 
-    // Calls between the two run as one, which is faster; their operands must not overlap.
+    // Calls between the two run as one, which is faster; their operands must not overlap. Messages among them do not wait for one
+    // another: two ranks can send to each other.
     virtual void begin_group() {}
     virtual void end_group() {}
     // In place of end_group() after an exception: none of the calls has a result.

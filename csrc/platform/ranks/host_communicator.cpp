@@ -61,6 +61,7 @@ struct HostCommunicator : Communicator {
     std::vector<char> received;
     bool grouped = false;
     std::vector<Call> group, afterwards;  // calls that need the results of others
+    std::vector<Message> messages_of_group;
 
     explicit HostCommunicator(std::unique_ptr<Transport> over)
         : Communicator(over->rank, over->size), transport(std::move(over)) {}
@@ -112,11 +113,14 @@ struct HostCommunicator : Communicator {
         grouped = false;
         run_all(group);
         run_all(afterwards);
+        if (!messages_of_group.empty()) transport->exchange(messages_of_group);
+        messages_of_group.clear();
     }
     void drop_group() override {
         grouped = false;
         group.clear();
         afterwards.clear();
+        messages_of_group.clear();
     }
 
     void put(const Call& call, std::vector<Call>& calls) {
@@ -124,6 +128,12 @@ struct HostCommunicator : Communicator {
             calls.push_back(call);
         else
             run(call);
+    }
+    void put(const Message& message) {
+        if (grouped)
+            messages_of_group.push_back(message);
+        else
+            transport->exchange({&message, 1});
     }
     void run_all(std::vector<Call>& calls) {
         // By TCP an exchange costs up to a millisecond, whatever it carries: small calls share one.
@@ -184,12 +194,10 @@ struct HostCommunicator : Communicator {
         transport->broadcast(data, count * type.bytes, root);
     }
     void send(const void* data, int64_t count, const ElementType& type, int64_t to, hipStream_t) override {
-        const Message message{to, const_cast<void*>(data), count * type.bytes, false};
-        transport->exchange({&message, 1});
+        put({to, const_cast<void*>(data), count * type.bytes, false});
     }
     void receive(void* data, int64_t count, const ElementType& type, int64_t from, hipStream_t) override {
-        const Message message{from, data, count * type.bytes, true};
-        transport->exchange({&message, 1});
+        put({from, data, count * type.bytes, true});
     }
     void barrier(hipStream_t) override { transport->barrier(); }
     std::unique_ptr<Communicator> split(const std::vector<int64_t>& members) override {

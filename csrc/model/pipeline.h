@@ -1,0 +1,38 @@
+// Pipeline parallelism over Model::pipeline (model/mesh.h): each stage holds consecutive layers, the first one also the embedding, the
+// last one the final norm and the head. Stages send the residual stream to the next one and its gradient to the one before, in the
+// order of model/pipeline_schedule.h. With one stage, these functions do nothing.
+//
+// Where the head is the embedding, the first and the last stage hold the matrix (FlatParam::is_copy). They sum its gradient and
+// compute the same update; the gradient norm and files have the first stage's.
+//
+// The exchanges are part of the model's stream: the next kernel reads their results.
+#pragma once
+#include <vector>
+
+#include "model/model.h"
+#include "model/pipeline_schedule.h"
+
+namespace llamac {
+
+// The layers of each stage. The largest count of FLOPs of a stage is as small as it can be; of stages with the same count, the one with
+// the least memory gets the next layer. Throws Error if there are more stages than layers.
+std::vector<LayerRange> stages_of(const Config& config, const ModelOptions& options);
+// The options with the layers of the model's stage, and the micro-batches that are in flight there.
+ModelOptions with_stage(const Config& config, const ModelOptions& options);
+
+// The part of the passes' time in which a stage waits for others, if all passes take the same time.
+double bubble(int64_t stages, int64_t micro_batches);
+
+// The transfers of a training step, of micro-batches that use_micro_batch() numbers modulo ModelOptions::micro_batches.
+void transfer(Model& model, const std::vector<PipelineTransfer>& transfers);
+// The input of a pass without gradients, and its output.
+void receive_input(Model& model);
+void send_output(Model& model);
+// After the gradients of a step: the sum of tied stages' gradients, and the losses' squares, which the last stage has.
+void finish_gradients(Model& model);
+// x = its sum over the stages.
+void sum_over_stages(Model& model, const Tensor& x);
+// Logits [count,V] in host memory, which the last stage has.
+void share_logits(Model& model, float* logits, int64_t count);
+
+}  // namespace llamac
