@@ -91,8 +91,11 @@ def test_the_numbers_of_one_rank(train, data, tmp_path, model, name, mesh, micro
     data_ranks = 2 if "dp" in mesh else 1
     more = {"total_batch_size": micro_batches * data_ranks * T, "grad_clip": 0.5, "zero": zero}
     more |= SHORT | model(name)
+    # A division of the layers themselves sums in another order, with or without stages.
+    one_stage = {"devices": 2, "tp": 2, "batch_size": 1} if "tp" in mesh else ALONE
     for out, of in (("alone", ALONE), ("mesh", MESHES[mesh])):
         train(*flags(data, tmp_path / out, **more | of | {"steps": 20}))
+    for out, of in (("alone", one_stage), ("mesh", MESHES[mesh])):
         train(*flags(data, tmp_path / f"{out}1", **more | of | {"steps": 1, "warmup_steps": 0}))
     compare(tmp_path / "mesh", tmp_path / "alone")
     found, expected = (tensors(tmp_path / f"{of}1/step_000001", "optimizer") for of in ("mesh", "alone"))
@@ -101,3 +104,134 @@ def test_the_numbers_of_one_rank(train, data, tmp_path, model, name, mesh, micro
         if key.startswith("m."):
             scale = np.abs(value).max()
             np.testing.assert_allclose(found[key], value, rtol=0, atol=2e-6 * scale, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["tied-gqa", pytest.param("gpt2", marks=SLOW)])
+def test_levels_have_the_same_bits(train, data, tmp_path, model, name):
+    """In bf16 rounded at random, with recomputation and verified steps; and in another run."""
+    more = {"recompute": "norm,attention", "verify_every": 2, "steps": 4, "skip_nonfinite": 1}
+    more |= PRECISIONS["bf16-throughout"] | model(name) | MESHES["pp 2 dp 2"] | SHORT
+    for out, level in (("zero0", 0), ("zero1", 1), ("zero2", 2), ("zero3", 3), ("again", 3)):
+        train(*flags(data, tmp_path / out, zero=level, **more))
+        assert numbers(tmp_path / out) == numbers(tmp_path / "zero0")
+        assert_same_state(tmp_path / out / "step_000004", tmp_path / "zero0/step_000004")
+
+
+NEAR = {
+    "bf16": {"dtype": "bf16", "recompute": "norm,swiglu,attention"},
+    "fp16": {"dtype": "fp16", "recompute": "block:2"},
+    "bf16 sums": {"dtype": "bf16", "zero": 2, "reduce_dtype": "bf16"},
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(e, marks=() if e == "fp16" else SLOW) for e in NEAR])
+def test_rounded_numbers(train, data, tmp_path, model, case):
+    """In narrow types, with recomputation; the scale of fp16 is that of one rank."""
+    more = {"total_batch_size": 8 * T} | NEAR[case] | SHORT | model("sixteens")
+    for out, of in (("alone", ALONE), ("mesh", MESHES["pp 2 dp 2"])):
+        train(*flags(data, tmp_path / out, **more | of))
+    np.testing.assert_allclose(losses(tmp_path / "mesh"), losses(tmp_path / "alone"), rtol=4e-3)
+    if case == "fp16":
+        scales = [[e["loss_scale"] for e in events(tmp_path / o, "step")] for o in ("mesh", "alone")]
+        assert scales[0] == scales[1]
+
+
+SAVE_AGAIN = """
+import json, sys, llamac
+trainer = llamac.Trainer(sys.argv[1], batch_size=1, **json.loads(sys.argv[2]))
+trainer.save(sys.argv[3])
+"""
+# Ranks, tensor parallelism, pipeline parallelism, level.
+RESHARDED = [
+    pytest.param("gpt2", (4, 1, 4, 1), (1, 1, 1, 0), marks=SLOW),
+    pytest.param("gpt2", (1, 1, 1, 0), (4, 2, 2, 1), marks=SLOW),
+    ("tied-gqa", (4, 1, 2, 3), (3, 1, 3, 1)),
+    pytest.param("untied-mha", (4, 2, 2, 1), (4, 1, 2, 2), marks=SLOW),
+]
+
+
+@pytest.mark.parametrize(("name", "before", "after"), RESHARDED)
+def test_resume_with_another_mesh(train, data, tmp_path, model, name, before, after):
+    """The state has the same bits, and the run goes on."""
+    more = {"total_batch_size": 4 * T, "batch_size": 1, "dtype": "bf16", "val_steps": 4} | model(name)
+    meshes = [dict(zip(("devices", "tp", "pp", "zero"), mesh)) for mesh in (before, after)]
+    saves = {"checkpoint_async": "on" if name == "tied-gqa" else "off"}
+    train(*flags(data, tmp_path / "a", **more, **meshes[0], **saves))
+    checkpoint = tmp_path / "a/step_000004"
+    flags_after = json.dumps({key: value for key, value in meshes[1].items() if key != "devices"})
+    command = [sys.executable, "-c", SAVE_AGAIN, checkpoint, flags_after, tmp_path / "again"]
+    for code, text in as_ranks(command, after[0]):
+        assert code == 0, text
+    assert_same_state(tmp_path / "again", checkpoint)
+    train(*flags(data, tmp_path / "b", **more, **meshes[1], resume=checkpoint))
+    np.testing.assert_allclose(losses(tmp_path / "b"), losses(tmp_path / "a")[4:], rtol=4e-3)
+
+
+@pytest.mark.parametrize("name", ["tied-gqa", pytest.param("gpt2", marks=SLOW)])
+def test_the_weights_at_the_start(train, data, tmp_path, model, name):
+    """Random numbers are those of one rank; transformers opens the checkpoint."""
+    more = {"steps": 1, "lr": 1e-30, "weight_decay": 0} | SHORT | model(name)
+    for out, of in (("alone", ALONE), ("mesh", MESHES["pp 4"])):
+        train(*flags(data, tmp_path / out, **more | of))
+    found, expected = (tensors(tmp_path / f"{out}/step_000001", "model") for out in ("mesh", "alone"))
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(found[key], value, rtol=0, atol=1e-29, err_msg=key)  # biases were 0
+    index = json.loads((tmp_path / "mesh/step_000001/model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == expected.keys()
+    assert index["metadata"]["total_size"] == sum(value.nbytes for value in expected.values())
+
+
+def test_validation_evaluation_and_samples(train, data, tmp_path, model):
+    """Those of one rank: three batches on two data-parallel ranks; samples with and without a cache."""
+    more = {"steps": 2, "total_batch_size": 4 * T, "val_steps": 3, "sample_every": 2} | model("tied-gqa")
+    for out, of in (("alone", ALONE | {"batch_size": 2}), ("mesh", MESHES["pp 2 dp 2"] | {"batch_size": 2})):
+        train(*flags(data, tmp_path / out, **more | of))
+        train(*flags(data, tmp_path / f"{out}_long", **more | of | {"sample_tokens": 2 * T}))
+    for end in ("", "_long"):
+        found, expected = (events(tmp_path / f"{out}{end}", "val") for out in ("mesh", "alone"))
+        assert len(found) == len(expected) == 2
+        np.testing.assert_allclose([e["loss"] for e in found], [e["loss"] for e in expected], rtol=2e-6)
+        assert events(tmp_path / f"mesh{end}", "sample") == events(tmp_path / f"alone{end}", "sample")
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(signal.SIGKILL, "rank 1 has ended or cannot be reached"), pytest.param(signal.SIGTERM, "", marks=SLOW)],
+)
+def test_a_rank_that_ends(train, start, data, tmp_path, model, number, said):
+    """Of the last stage, killed or with a signal: all end, and the newest checkpoint resumes."""
+    out, more = tmp_path / "out", MESHES["pp 2"] | model("tied-gqa") | {"val_every": 0}
+    endless = more | {"steps": 100000, "checkpoint_every": 2, "collective_timeout": 10}
+    endless["total_batch_size"] = 4 * T
+    process = start(*flags(data, out, schedule="constant", **endless))
+    until(lambda: (out / "log.jsonl").exists() and events(out, "checkpoint"), process)
+    os.kill(ranks_of(process)[1], number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode != 0 and said in stderr
+    last = events(out, "checkpoint")[-1]["step"]
+    train("--resume", "auto", "--out", out, "--steps", str(last + 1))
+    assert events(out, "step")[-1]["step"] == last + 1
+
+
+def test_fewer_micro_batches_than_stages(train, data, tmp_path):
+    assert "--pp 2: the step has 1 micro-batches" in train(*flags(data, tmp_path / "out", devices=2, pp=2, steps=1)).stdout
+
+
+BAD = {
+    "devices": ({"devices": 3, "pp": 2}, "--pp 2: expected a divisor of the number of devices, found 3"),
+    "mesh": ({"devices": 4, "tp": 2, "pp": 4}, "expected a divisor of the number of devices / tp, found 2"),
+    "layers": ({"devices": 4, "pp": 4}, "--pp 4: expected at most one stage per layer, found"),
+    "adapters": ({"devices": 2, "pp": 2, "lora": 4}, "--pp 2: expected --lora 0, found --lora 4"),
+    "fp8": ({"devices": 2, "pp": 2, "matmul_dtype": "fp8"}, "--pp 2: expected --matmul-dtype storage"),
+    "freeze": ({"devices": 2, "pp": 2, "freeze": "*norm*"}, "--pp 2: expected no --freeze"),
+    "bert": ({"devices": 2, "pp": 2, "model": ROOT / "tests/models/bert.json"}, "qwen3 or gpt2, found bert"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(train, data, tmp_path, case):
+    more, expected = BAD[case]
+    more = {"mask_token": 4} | more if case == "bert" else more
+    assert expected in one_line(train(*flags(data, tmp_path / "out", **more), code=2))
+    assert not (tmp_path / "out").exists()
