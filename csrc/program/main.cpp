@@ -125,6 +125,9 @@ int finish_dry_run(Trainer& t) {
     Log log("", {});
     describe(log, t, saves_async(t));
     if (!t.warnings.empty()) log.print(t.warnings);
+    if (t.mesh.pipeline.ranks > 1)
+        log.print("the memory is that of stage " + std::to_string(t.mesh.pipeline.rank + 1) +
+                  ", which takes the most");
     check_memory(t.model, t.options);
     if (!t.options.device.empty()) print_estimate(log, t, find_device(t.options.device));
     log.print(
@@ -510,9 +513,9 @@ int run_training(const std::string& program, const Options& options, const Ranks
 
 // The plan of one of so many ranks.
 int plan_training(const Options& options, int64_t count) {
-    Ranks planned;
-    planned.count = count;
-    Trainer plan(planned_options(options), {}, planned);
+    const Options planned = planned_options(options);
+    const Ranks ranks = planned_ranks(planned, count);
+    Trainer plan(planned, {}, ranks);
     return finish_dry_run(plan);
 }
 

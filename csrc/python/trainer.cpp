@@ -161,8 +161,7 @@ py::dict plan(const Layers& layers, int64_t devices, const std::string& device, 
         if (flag.name == "device-memory") assign(options, flag, memory, "--device-memory");
     options = planned_options(options);
     const PlannedDevice planned_device = find_device(device);
-    Ranks ranks;
-    ranks.count = devices;
+    const Ranks ranks = planned_ranks(options, devices);
     Trainer t(options, {}, ranks);
     const Estimate e = estimate_step(t, planned_device);
     py::dict d;

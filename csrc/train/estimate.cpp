@@ -53,7 +53,16 @@ double bytes_over_tensor(const Trainer& t) {
     const auto ranks = static_cast<double>(o.tensor.ranks);
     const double stream =
         static_cast<double>(t.tokens_per_rank() * t.config.C * size_of(o.precision.weights));
-    return 4 * static_cast<double>(t.config.L) * stream * 2 * (ranks - 1) / ranks;
+    const LayerRange& layers = t.model.parameters.layers;
+    return 4 * static_cast<double>(layers.end - layers.first) * stream * 2 * (ranks - 1) / ranks;
+}
+
+// Bytes that a rank between two stages sends in a step, while nothing is computed.
+double bytes_over_pipeline(const Trainer& t) {
+    const ModelOptions& o = t.model.options;
+    if (o.pipeline.ranks == 1) return 0;
+    return 2 * static_cast<double>(t.tokens_per_rank() * t.config.C * size_of(o.precision.weights)) /
+           static_cast<double>(o.tensor.ranks);
 }
 
 // Bytes that a rank sends in a step (model/zero.h): each gradient is summed, and each weight gathered, over the group.
@@ -61,7 +70,8 @@ double exchanged_bytes(const Trainer& t) {
     const Sharding& s = t.model.options.sharding;
     if (s.ranks == 1) return 0;
     const auto passes = static_cast<double>(t.accumulation);
-    const auto elements = static_cast<double>(t.model.parameters.trained() / t.mesh.tensor.ranks);
+    const auto elements =
+        static_cast<double>(t.model.parameters.trained() / (t.mesh.tensor.ranks * t.mesh.pipeline.ranks));
     const Precision& p = t.model.options.precision;
     const double gradients = elements * static_cast<double>(size_of(s.sums.value_or(p.gradients)));
     const double weights = elements * static_cast<double>(size_of(p.weights));
@@ -111,6 +121,19 @@ Options planned_options(const Options& options) {
     return planned;
 }
 
+Ranks planned_ranks(const Options& options, int64_t count) {
+    Ranks ranks;
+    ranks.count = count;
+    int64_t largest = 0, found = 0;
+    for (int64_t stage = 0; options.pp > 1 && stage < options.pp; stage++) {
+        ranks.own = stage * (count / options.pp);
+        const int64_t bytes = Trainer(options, {}, ranks).model.arena.bytes();
+        if (bytes > largest) largest = bytes, found = ranks.own;
+    }
+    ranks.own = found;
+    return ranks;
+}
+
 std::string assumptions(const PlannedDevice& device) {
     const auto percent = [](double share) { return std::to_string(std::lround(100 * share)) + "% of "; };
     return "estimated for " + device.name + ", not measured: products at " + percent(product_share) +
@@ -136,15 +159,16 @@ Estimate estimate_step(Trainer& t, const PlannedDevice& device) {
     forward_backward(m, true, t.accumulation == 1);
     counter.times = static_cast<double>(t.accumulation - 1);
     if (t.accumulation > 1) forward_backward(m, false);
+    sum.seconds /= 1 - bubble(t.mesh.pipeline.ranks, t.accumulation);
     counter.times = 1;
     optimizer_step(m, {}, 0);
     m.context.dry_run = false;
     m.context.observer = nullptr;
-    const double over_tensor = bytes_over_tensor(t), meanwhile = exchanged_bytes(t);
-    sum.exchanged = over_tensor + meanwhile;
+    const double in_between = bytes_over_tensor(t) + bytes_over_pipeline(t), meanwhile = exchanged_bytes(t);
+    sum.exchanged = in_between + meanwhile;
     if (device.link_rate > 0) {
         const double rate = link_share * device.link_rate;
-        sum.seconds = std::max(sum.seconds, meanwhile / rate) + over_tensor / rate;
+        sum.seconds = std::max(sum.seconds, meanwhile / rate) + in_between / rate;
     }
     return sum;
 }

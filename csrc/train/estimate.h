@@ -23,6 +23,9 @@ PlannedDevice find_device(const std::string& name);
 // The options of a dry run on --device, whose memory is that of the table where --device-memory names no other.
 Options planned_options(const Options& options);
 
+// The ranks of a dry run, seen from the first rank of the stage that takes the most memory.
+Ranks planned_ranks(const Options& options, int64_t count);
+
 // The estimate's assumptions: shares of the published rates, and the least time of an operation. docs/training.md compares
 // estimates with measured runs.
 constexpr double product_share = 0.65, memory_share = 0.85, link_share = 0.7, least_seconds = 5e-6;

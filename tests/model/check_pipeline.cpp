@@ -1,0 +1,163 @@
+// The order of a pipeline's passes, played with transfers that block, and the layers of its stages.
+#include "checkpoint/config_json.h"
+#include "model/pipeline.h"
+#include "small_run.h"
+
+using namespace llamac;
+
+namespace {
+
+// What a stage does, and what its memory holds: outputs by the part of the model and the micro-batch that they are of.
+struct Player {
+    std::vector<PipelineStep> steps;
+    size_t next = 0;
+    bool has_passed = false;  // the pass of the next step is done, its transfers are not
+    double clock = 0;
+    std::set<std::pair<int64_t, int64_t>> kept = {};  // (chunk, micro-batch): forward passes whose backward is to come
+    size_t max_kept = 0;
+    std::map<std::pair<int64_t, int64_t>, bool> inputs = {};  // (chunk, micro-batch): received
+    std::pair<int64_t, int64_t> gradient = {-1, -1};          // (part, micro-batch) that it is the output of
+};
+
+struct Play {
+    const int64_t stages, micro_batches, chunks, slots;
+    std::vector<Player> players;
+    std::string wrong;  // the first thing
+
+    Play(int64_t of, int64_t micro, int64_t parts)
+        : stages(of), micro_batches(micro), chunks(parts), slots(0) {
+        for (int64_t rank = 0; rank < stages; rank++)
+            players.push_back({pipeline_schedule({rank, stages}, micro_batches, chunks)});
+    }
+    void expect(bool good, const std::string& what) {
+        if (!good && wrong.empty()) wrong = what;
+    }
+    int64_t last_part() const { return stages * chunks - 1; }
+
+    // With a forward pass of 1 and a backward pass of 2.
+    void pass(int64_t rank) {
+        Player& p = players[rank];
+        p.has_passed = true;
+        if (!p.steps[p.next].pass) return;
+        const PipelinePass pass = *p.steps[p.next].pass;
+        const int64_t part = pass.chunk * stages + rank;
+        const std::pair key{pass.chunk, pass.micro_batch};
+        if (!pass.backward) {
+            expect(part == 0 || p.inputs[key], "a forward pass has its input");
+            expect(p.kept.insert(key).second, "a forward pass runs once");
+            p.max_kept = std::max(p.max_kept, p.kept.size());
+            p.clock += 1;
+        } else {
+            expect(p.kept.erase(key) == 1, "a backward pass follows its forward pass, once");
+            expect(part == last_part() || p.gradient == std::pair(part + 1, pass.micro_batch),
+                   "a backward pass has its gradient");
+            p.gradient = {part, pass.micro_batch};
+            p.clock += 2;
+        }
+    }
+    bool matches(int64_t rank, const PipelineTransfer& t) const {
+        const Player& peer = players[t.peer];
+        if (!peer.has_passed || peer.next >= peer.steps.size()) return false;
+        return std::ranges::any_of(peer.steps[peer.next].transfers, [&](const PipelineTransfer& other) {
+            const auto part = [&](int64_t of, const PipelineTransfer& each) {
+                return each.pass.chunk * stages + of;
+            };
+            const int64_t from = t.incoming ? part(t.peer, other) : part(rank, t),
+                          to = t.incoming ? part(rank, t) : part(t.peer, other);
+            return other.peer == rank && other.incoming != t.incoming && other.pass.backward == t.pass.backward &&
+                   other.pass.micro_batch == t.pass.micro_batch && to == from + (t.pass.backward ? -1 : 1);
+        });
+    }
+    // Messages are sent from memory as it is before the group.
+    void transfer(const std::vector<bool>& together) {
+        std::vector<std::pair<int64_t, int64_t>> sent;
+        for (const Player& p : players) sent.push_back(p.gradient);
+        double clock = 0;
+        for (int64_t rank = 0; rank < stages; rank++)
+            if (together[rank]) clock = std::max(clock, players[rank].clock);
+        for (int64_t rank = 0; rank < stages; rank++) {
+            if (!together[rank]) continue;
+            Player& p = players[rank];
+            for (const PipelineTransfer& t : p.steps[p.next].transfers) {
+                if (!t.incoming) {
+                    if (t.pass.backward)
+                        expect(sent[rank] == std::pair(t.pass.chunk * stages + rank, t.pass.micro_batch),
+                               "the gradient that is sent has not been replaced");
+                    continue;
+                }
+                if (t.pass.backward)
+                    p.gradient = sent[t.peer];
+                else
+                    p.inputs[{t.pass.chunk, t.pass.micro_batch}] = true;
+            }
+            p.clock = clock;
+            p.next++, p.has_passed = false;
+        }
+    }
+    // Those that wait for one another, directly or not, go on together, if all are there.
+    bool advance() {
+        bool moved = false;
+        for (int64_t rank = 0; rank < stages; rank++) {
+            Player& p = players[rank];
+            if (p.next < p.steps.size() && !p.has_passed) pass(rank), moved = true;
+        }
+        for (int64_t rank = 0; rank < stages; rank++) {
+            std::vector<bool> together(static_cast<size_t>(stages));
+            std::vector<int64_t> open = {rank};
+            bool all_there = true;
+            while (!open.empty() && all_there) {
+                const int64_t each = open.back();
+                open.pop_back();
+                if (together[each]) continue;
+                together[each] = true;
+                const Player& p = players[each];
+                all_there = p.has_passed && p.next < p.steps.size();
+                if (!all_there) break;
+                for (const PipelineTransfer& t : p.steps[p.next].transfers) {
+                    all_there = all_there && matches(each, t);
+                    open.push_back(t.peer);
+                }
+            }
+            if (all_there) transfer(together), moved = true;
+        }
+        return moved;
+    }
+    void run() {
+        while (advance()) {}
+        for (const Player& p : players) {
+            expect(p.next == p.steps.size(), "no stage waits forever");
+            int64_t passes = 0;
+            for (const PipelineStep& each : p.steps) passes += each.pass.has_value();
+            expect(passes == 2 * micro_batches * chunks && p.kept.empty(), "every pass runs");
+        }
+    }
+    double time() const {
+        double longest = 0;
+        for (const Player& p : players) longest = std::max(longest, p.clock);
+        return longest;
+    }
+};
+
+TEST(check_schedule) {
+    for (const int64_t chunks : {1})
+        for (int64_t stages = 2; stages <= 8; stages++)
+            for (int64_t micro = 1; micro <= 24; micro++) {
+                if (chunks > 1 && micro % stages != 0) continue;
+                Play play(stages, micro, chunks);
+                play.run();
+                const std::string name = std::to_string(stages) + " stages, " + std::to_string(micro) +
+                                         " micro-batches, " + std::to_string(chunks) + " chunks";
+                check(play.wrong.empty(), name + ": " + play.wrong);
+                const double alone = 3.0 * static_cast<double>(micro * chunks), idle = play.time() - alone;
+                check(idle == 3.0 * static_cast<double>(stages - 1), name + ": found a bubble of " + std::to_string(idle));
+                check(chunks > 1 || std::abs(idle / play.time() - bubble(stages, micro)) < 1e-9, name + ": bubble()");
+                for (int64_t rank = 0; rank < stages && chunks == 1; rank++)
+                    check(static_cast<int64_t>(play.players[rank].max_kept) == in_flight({rank, stages}, micro), name + ": in flight");
+            }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return run_checks(argc, argv);
+}
