@@ -59,11 +59,11 @@ void set_shape(Tensor& t, const Tensor& like) {
 }  // namespace
 
 void plan_activations(const std::vector<Activations*>& in_flight, const Config& config, const ModelOptions& o,
-                      LayerRange layers, const Fp8Blocks& fp8, Arena& arena) {
+                      const std::vector<LayerRange>& layers, const Fp8Blocks& fp8, Arena& arena) {
     const int64_t B = o.batch_size, T = o.seq_len;
     const DType dtype = o.precision.weights;
     const bool training = o.training;
-    const bool head = layers.end == config.L;
+    const bool head = layers.back().end == config.L;
     Activations& a = *in_flight.front();
     for (const auto& row : model_activations(config, B, T, dtype, o.document_mask, head, o.predicted_rows))
         for (Activations* each : in_flight) {
@@ -78,6 +78,8 @@ void plan_activations(const std::vector<Activations*>& in_flight, const Config& 
     for (Activations* each : in_flight) {
         if (head && each != &a) arena.share(&each->logits, a.logits, training ? &a.dqkv : &a.logits);
         each->blocks.resize(static_cast<size_t>(config.L));
+        each->inputs.resize(layers.size() - 1);
+        for (Tensor& input : each->inputs) arena.plan("activations", &input, each->embedding);
     }
     for (const auto& row : block_activations(config, B, T, dtype)) {
         if (!row.present) continue;
@@ -92,7 +94,11 @@ void plan_activations(const std::vector<Activations*>& in_flight, const Config& 
             if (shares && !of) of = tensor;
         };
         for (Activations* each : in_flight)
-            for (int64_t layer = layers.first; layer < layers.end; layer++) {
+            for (int64_t layer = 0; layer < config.L; layer++) {
+                const bool held = std::ranges::any_of(layers, [&](const LayerRange& chunk) {
+                    return layer >= chunk.first && layer < chunk.end;
+                });
+                if (!held) continue;
                 BlockActivations& block = each->blocks[layer];
                 const bool in_fp8 = fp8.has(layer),
                            again = is_recomputed(o.recompute, row.member, layer, in_fp8);
@@ -111,6 +117,7 @@ void reshape_activations(Activations& a, const Config& config, int64_t B, int64_
     for (const auto& row :
          model_activations(config, B, T, dtype, a.first.rank > 0, a.losses.rank > 0, predicted))
         if (row.present) set_shape(a.*row.member, row.like);
+    for (Tensor& input : a.inputs) set_shape(input, a.embedding);
     for (const auto& row : block_activations(config, B, T, dtype)) {
         if (!row.present) continue;
         const LinearRow* const reader = reader_of(row.member);

@@ -32,9 +32,10 @@ struct Activations {
     // Where few targets count (set_predicted): the rows [M] whose targets count, these targets [M], and each row's place [N] among
     // them; `predicted`: of a batch that has them, else none. What the head reads of these rows and their losses.
     Tensor predicted_ids, predicted, predicted_input, predicted_losses;
-    Tensor positions;  // of learned positions: each token's, in its document
-    Tensor cis;        // cosines and sines of RoPE: of the longest sequence, seen as the batch's T
-    Tensor embedding;  // the input of the model's first block
+    Tensor positions;            // of learned positions: each token's, in its document
+    Tensor cis;                  // cosines and sines of RoPE: of the longest sequence, seen as the batch's T
+    Tensor embedding;            // the input of the model's first block
+    std::vector<Tensor> inputs;  // those of its later chunks' first blocks
     std::vector<BlockActivations> blocks;
     Tensor final_norm, final_rstd, final_mean;
     Tensor transform, transform_gelu, transform_norm, transform_rstd, transform_mean;  // of BERT's head
@@ -158,7 +159,8 @@ inline std::vector<ActivationRow<Activations>> model_activations(const Config& c
 // Plans memory for micro-batches in flight, which share logits, gradients and recomputed activations; layers share the last two.
 // Without training, all layers share one memory, logits have their own, and there are no gradients.
 void plan_activations(const std::vector<Activations*>& in_flight, const Config& config,
-                      const ModelOptions& options, LayerRange layers, const Fp8Blocks& fp8, Arena& arena);
+                      const ModelOptions& options, const std::vector<LayerRange>& layers,
+                      const Fp8Blocks& fp8, Arena& arena);
 
 // Gives the planned tensors the shapes of a batch that is no larger than planned.
 void reshape_activations(Activations& a, const Config& config, int64_t B, int64_t T);

@@ -430,8 +430,11 @@ bool has_tanh(const Model& m) {
 }
 
 Tensor block_input(const Model& m, int64_t layer) {
-    return layer > m.parameters.layers.first ? m.activations.blocks[layer - 1].residual_out
-                                             : m.activations.embedding;
+    const std::vector<LayerRange>& chunks = m.parameters.layers;
+    for (size_t chunk = 1; chunk < chunks.size(); chunk++)
+        if (layer == chunks[chunk].first) return m.activations.inputs[chunk - 1];
+    return layer > chunks.front().first ? m.activations.blocks[layer - 1].residual_out
+                                        : m.activations.embedding;
 }
 
 void forward_block(Model& m, int64_t layer, Run run, const CachedRows* cached) {

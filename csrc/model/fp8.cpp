@@ -91,7 +91,7 @@ void fill(const Tensor& table, const std::vector<float>& values) {
 
 // All blocks have its shapes.
 const BlockParameters& first_block(const Parameters& p) {
-    return p.blocks[p.layers.first];
+    return p.blocks[p.layers.front().first];
 }
 // The shape of a slot's tensor in a batch of N rows.
 struct SlotShape {
@@ -199,8 +199,9 @@ void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Par
         fail("--fp8-keep-first ", options.keep_first, " --fp8-keep-last ", options.keep_last,
              ": the model has ", c.L, " blocks, expected at least one with products in fp8");
     f.options.head = options.head && p.holds_head();
-    f.blocks.first = std::max(f.blocks.first, p.layers.first);
-    f.blocks.end = std::min(f.blocks.end, p.layers.end);
+    CHECK(p.layers.size() == 1);
+    f.blocks.first = std::max(f.blocks.first, p.layers.front().first);
+    f.blocks.end = std::min(f.blocks.end, p.layers.front().end);
     f.slots = first_of_head(c.L) + (f.options.head ? slots_of_head : 0);
     f.measured.assign(static_cast<size_t>(f.slots), false);
     f.waiting.resize(static_cast<size_t>(micro_batches - 1));
@@ -382,7 +383,7 @@ std::optional<Fp8Codes> updated_codes(const Model& m, const Parameter& parameter
     if (f.options.head && m.parameters.head.trains && parameter.offset == m.parameters.head.offset)
         return of({m.config.L}, m.parameters.head);
     const int64_t block =
-        m.parameters.layers.first + parameter.segment - 1;  // the embedding has the first segment
+        m.parameters.layers.front().first + parameter.segment - 1;  // the embedding has the first segment
     if (!f.blocks.has(block)) return std::nullopt;
     for (const LinearRow& row : block_linears) {
         const FlatParam& matrix = m.parameters.blocks[block].*row.weight;

@@ -64,7 +64,7 @@ void check_lora(const Config& config, const Lora& lora) {
 
 void plan_lora(LoraState& state, const Config& c, const Parameters& p, const ModelOptions& o, Arena& arena) {
     state.targets = lora_targets(c, o.lora);
-    const BlockParameters& first = p.blocks[p.layers.first];
+    const BlockParameters& first = p.blocks[p.layers.front().first];
     const int64_t N = o.batch_size * o.seq_len;
     int64_t largest = 0, widest = 0;
     for (const LinearRow& row : block_linears) {
@@ -80,7 +80,7 @@ void plan_lora(LoraState& state, const Config& c, const Parameters& p, const Mod
     for (size_t i = 0; i < state.low.size(); i++) {
         const auto& adapter = first.*block_linears[i % block_linears.size()].adapter;
         const int64_t layer = static_cast<int64_t>(i / block_linears.size()) % c.L;
-        if (!adapter.a.shape.empty() && layer >= p.layers.first && layer < p.layers.end)
+        if (!adapter.a.shape.empty() && p.holds(layer))
             arena.plan("activations", &state.low[i], shaped(o.precision.weights, {N, adapter.a.shape[0]}));
     }
 }
@@ -91,7 +91,7 @@ void reset_lora(const LoraState& state) {
 }
 
 void hash_base(Model& m) {
-    if (m.options.tensor.ranks > 1) return;
+    if (m.options.tensor.ranks > 1 || m.options.pipeline.ranks > 1) return;
     double* to = static_cast<double*>(m.lora->base.data);
     for (const Tensor& weights : {m.parameters.frozen, m.parameters.codes}) {
         if (weights.data)

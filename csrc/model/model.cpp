@@ -92,14 +92,16 @@ void transform_backward(Model& m, bool accumulate) {
     linear_backward_input(m, a.dnorm, {dtransform}, {p.weight(p.transform)});
 }
 
-// Embedding to final norm, as far as the model holds them.
-void forward_trunk(Model& m, bool trains, const CachedRows* cached = nullptr) {
+// Embedding to final norm, as far as they are in a chunk that the model holds.
+void forward_trunk(Model& m, bool trains, int64_t chunk, const CachedRows* cached = nullptr) {
     const Parameters& p = m.parameters;
     const Range range("forward");
     const Activations& a = m.activations;
     fork_exchanges(m);
     m.gathered = {};  // the weights may be others by now
-    if (p.holds_embedding()) {
+    const LayerRange& layers = p.layers[chunk];
+    const bool to_head = layers.end == m.config.L;
+    if (layers.first == 0) {
         gather_weights(m, 0, 1);
         const bool learned = m.config.positions == PositionKind::learned;
         if (learned) find_positions(m, cached);
@@ -116,13 +118,13 @@ void forward_trunk(Model& m, bool trains, const CachedRows* cached = nullptr) {
                          {.out = a.embedding, .x = a.embedding, .bias = type_0(p.weight(p.types))});
         show(m, "act", &Activations::embedding, a.embedding);
     }
-    for (int64_t layer = p.layers.first; layer < p.layers.end; layer++) {
+    for (int64_t layer = layers.first; layer < layers.end; layer++) {
         const int64_t segment = p.segment_of(layer);
-        gather_weights(m, segment, segment + 1);
+        gather_weights(m, segment, to_head || layer + 1 < layers.end ? segment + 1 : -1);
         forward_block(m, layer, trains ? Run::training : Run::inference, cached);
         show_block(m, layer);
     }
-    if (!p.holds_head()) return;
+    if (!to_head) return;
     gather_weights(m, p.segment_of(m.config.L), -1);
     norm_forward(m, own_rows(m, a.final_norm), final_norm(m));
     gather_rows(m, a.final_norm);
@@ -239,23 +241,24 @@ void run_head(Model& m, const HeadGradient& gradient) {
 }
 
 // From the gradient of the final norm, in dnorm, or of the last block's output, in dresidual, down to the first block's input
-// and the embedding.
-void backward_trunk(Model& m, const MicroBatch& micro_batch) {
+// and the embedding, as far as they are in a chunk.
+void backward_trunk(Model& m, const MicroBatch& micro_batch, int64_t chunk) {
     const Range range("backward");
     const Activations& a = m.activations;
     const Parameters& p = m.parameters;
     const bool accumulate = accumulates_in_place(m, micro_batch);
-    if (p.holds_head()) {
+    const LayerRange& layers = p.layers[chunk];
+    if (layers.end == m.config.L) {
         if (m.config.post_norm) transform_backward(m, accumulate);
         show(m, "dact", &Activations::final_norm, a.dnorm);
         norm_backward(m, final_norm(m), own_rows(m, a.dnorm), false, {}, accumulate);
         reduce_gradients(m, p.segment_of(m.config.L), micro_batch);
     }
-    for (int64_t layer = p.layers.end - 1; layer >= p.layers.first; layer--) {
+    for (int64_t layer = layers.end - 1; layer >= layers.first; layer--) {
         if (!p.trains_before(p.segment_of(layer) + 1)) return;
         show_gradient(m, layer, &BlockActivations::residual_out, a.dresidual);
         const int64_t segment = p.segment_of(layer);
-        gather_weights(m, segment, layer > p.layers.first ? segment - 1 : -1);
+        gather_weights(m, segment, layer > layers.first ? segment - 1 : -1);
         pause_fp8(m, true);
         forward_block(m, layer, Run::recomputation);
         pause_fp8(m, false);
@@ -263,7 +266,7 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch) {
         backward_block(m, layer, accumulate);
         reduce_gradients(m, segment, micro_batch);
     }
-    if (!p.holds_embedding()) return;
+    if (layers.first > 0) return;
     const bool trains_positions = m.config.positions == PositionKind::learned && p.positions.trains,
                trains_types = m.config.token_types && p.types.trains;
     if (!p.embedding.trains && !trains_positions && !trains_types) return;
@@ -289,8 +292,8 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch) {
 }
 
 // The backward pass, behind a forward pass whose exchanges are open.
-void backward_half(Model& m, const MicroBatch& micro_batch) {
-    if (m.parameters.holds_head()) {
+void backward_half(Model& m, const MicroBatch& micro_batch, int64_t chunk) {
+    if (m.parameters.layers[chunk].end == m.config.L) {
         begin_fp8_pass(m, true, micro_batch.first);  // the head's weight has codes of its own
         run_head(m, {true, accumulates_in_place(m, micro_batch)});
         if (m.loss_squares.data)
@@ -299,15 +302,17 @@ void backward_half(Model& m, const MicroBatch& micro_batch) {
                 {.squares = m.loss_squares, .x = m.activations.losses, .accumulate = !micro_batch.first});
         if (m.loss_squares.data && micro_batch.last) sum_over_ranks(m, m.loss_squares);
     }
-    backward_trunk(m, micro_batch);
+    backward_trunk(m, micro_batch, chunk);
     join_exchanges(m);
 }
 
 // The forward pass of this stage, without gradients.
 void forward_stage(Model& m, const CachedRows* cached = nullptr) {
-    receive_input(m);
-    forward_trunk(m, false, cached);
-    send_output(m);
+    for (int64_t chunk = 0; chunk < std::ssize(m.parameters.layers); chunk++) {
+        receive_input(m, chunk);
+        forward_trunk(m, false, chunk, cached);
+        send_output(m, chunk);
+    }
 }
 
 void copy_logits(Model& m, int64_t first, int64_t count, std::vector<float>& logits) {
@@ -384,8 +389,10 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     context.workspace = &workspace;
     context.kernels = &kernels;
     context.gemms = &gemms;
-    const LayerRange layers = options.layers.end ? options.layers : LayerRange{0, config.L};
-    CHECK(layers.first >= 0 && layers.first < layers.end && layers.end <= config.L);
+    const std::vector<LayerRange> layers =
+        options.layers.empty() ? std::vector{LayerRange{0, config.L}} : options.layers;
+    for (const LayerRange& chunk : layers)
+        CHECK(chunk.first >= 0 && chunk.first < chunk.end && chunk.end <= config.L);
     check_lora(config, options.lora);
     plan_parameters(parameters, config, whole.V, options.precision, options.sharding, options.tensor, layers,
                     options.frozen, options.frozen_codes, options.lora, options.training, arena);
@@ -402,6 +409,8 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
         plan_cache(cache.emplace(), config, options.cache, options.precision.weights, arena);
     plan_tensor_parallel(*this);
     if (options.pipeline.ranks > 1) arena.plan("logits", &shared_logits, shaped(DType::f32, {whole.V}));
+    if (layers.size() > 1 && options.training)
+        arena.plan("activation gradients", &outgoing, own_rows(*this, activations.dresidual));
     arena.plan("scalars", &frequency, shaped(DType::f64, {config.HD / 2}));
     arena.plan("scalars", &dloss, shaped(DType::f32, {1}));
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
@@ -509,22 +518,27 @@ void forward(Model& m) {
     if (m.parameters.holds_head()) run_head(m, {});
 }
 
-void forward_layers(Model& m, bool first) {
+void forward_layers(Model& m, bool first, int64_t chunk) {
     begin_fp8_pass(m, true, first);
-    forward_trunk(m, true);
+    forward_trunk(m, true, chunk);
     join_exchanges(m);
 }
 
-void backward_layers(Model& m, bool first, bool last) {
+void backward_layers(Model& m, bool first, bool last, int64_t chunk) {
     fork_exchanges(m);
     m.gathered = {};  // by the pass of another micro-batch
-    backward_half(m, {first, last});
+    backward_half(m, {first, last}, chunk);
+    const Tensor gradient = own_rows(m, m.activations.dresidual);
+    // The gradient of the next pass comes before this one has gone.
+    if (m.outgoing.data && !m.context.dry_run)
+        copy_bytes_async(m.context, m.outgoing.data, gradient.data, gradient.bytes());
 }
 
 void forward_backward(Model& m, bool first, bool last) {
     begin_fp8_pass(m, true, first);
-    forward_trunk(m, true);
-    backward_half(m, {first, last});
+    const auto chunks = static_cast<int64_t>(m.parameters.layers.size());
+    for (int64_t chunk = 0; chunk < chunks; chunk++) forward_trunk(m, true, chunk);
+    for (int64_t chunk = chunks - 1; chunk >= 0; chunk--) backward_half(m, {first, last}, chunk);
 }
 
 double mean(const float* losses, int64_t count) {

@@ -51,7 +51,8 @@ struct Model {
     // With tensor parallelism (ops/vocabulary.hip): the batch's tokens and targets in this rank's part of the vocabulary, [N]; parts of
     // the softmax of a chunk's rows, of this rank and of all.
     Tensor own_tokens, own_targets, own_softmax, softmax;
-    Tensor shared_logits;  // with several stages: of a token
+    // With several stages: the logits of a token; where they have several chunks, the gradient that goes to another one.
+    Tensor shared_logits, outgoing;
     Tensor collected;  // with tensor parallelism: parts of tensors on their way to files (train/collect.h)
     // [1] each, which kernels read where the weights are. dloss: f32, the factor of the losses' gradients, 1 / N for the mean
     // of N. squares: of the gradients. loss_squares: with skip_nonfinite or a scale, of the losses, the optimizer's guard.
@@ -102,11 +103,11 @@ void forward(Model& model);
 // The same, and the gradients of dloss * their sum. first, last: of the micro-batches of an optimizer step. The first writes
 // the gradients, the others add to them; after the last they are sums over the ranks.
 void forward_backward(Model& model, bool first, bool last = true);
-// The two halves of it, each of the layers that the model holds, for passes in the order of a pipeline. Without the first layer, forward_layers() reads
+// The two halves of it, each of a chunk of the layers that the model holds, for passes in the order of a pipeline. Without the first layer, forward_layers() reads
 // activations.embedding and backward_layers() leaves its gradient in activations.dresidual; without the last, they leave the
 // output of block layers.end - 1, and read its gradient from dresidual.
-void forward_layers(Model& model, bool first);
-void backward_layers(Model& model, bool first, bool last);
+void forward_layers(Model& model, bool first, int64_t chunk = 0);
+void backward_layers(Model& model, bool first, bool last, int64_t chunk = 0);
 
 // The mean of losses [count] in host memory. Does not wait.
 double mean(const float* losses, int64_t count);

@@ -32,12 +32,13 @@ struct ModelOptions {
     Sharding sharding = {};
     std::optional<Fp8Options> fp8 = {};  // none: products in the storage type
     bool training = true;                // false: weights and forward passes alone
-    LayerRange layers = {};  // that the model holds; of none, those of its stage (model/pipeline.h)
+    std::vector<LayerRange> layers =
+        {};  // that the model holds; of none, those of its stage (model/pipeline.h)
     std::vector<std::string> frozen = {};  // patterns (fnmatch) of the names of parameters that do not train
     bool frozen_codes = false;             // whether frozen matrices of blocks are kept in fp8
     Lora lora = {};                        // adapters, which train beside frozen weights
     int64_t micro_batches = 1;             // whose activations are held at the same time
-    int64_t micro_batches_per_step = 1;    // of a pipeline
+    int64_t micro_batches_per_step = 1, chunks = 1;  // of a pipeline's stage
     CacheSize cache = {};  // of sequences that are continued; no cache where it has no positions
     // With tensor parallelism also all ranks, and those of the tensor axis; with pipeline parallelism all ranks, those of the stage, those
     // of the pipeline, and its ends.

@@ -185,7 +185,7 @@ void fill_table(Parameters& p, const Config& c, Filling& filling) {
         if (p.tensor.ranks > 1) divide(p.blocks[l]);
         std::vector<ParameterRow> rows = block_parameters(c, p.blocks[l], l);
         for (const ParameterRow& row : adapter_parameters(c, p.blocks[l], filling.lora)) rows.push_back(row);
-        add(p, filling, block_prefix(c, l), rows, l >= p.layers.first && l < p.layers.end);
+        add(p, filling, block_prefix(c, l), rows, p.holds(l));
     }
     std::vector<ParameterRow> after = parameters_after_blocks(c, p);
     if (c.tied && p.holds_head() && !p.holds_embedding()) {
@@ -341,6 +341,17 @@ int64_t Parameters::writer_of(const Parameter& p, int64_t writers) const {
            (p.trains ? elements : (p.coded ? codes : frozen).shape[0]);
 }
 
+bool Parameters::holds(int64_t layer) const {
+    return std::ranges::any_of(
+        layers, [&](const LayerRange& each) { return layer >= each.first && layer < each.end; });
+}
+
+int64_t Parameters::segment_of(int64_t layer) const {
+    int64_t segment = 1;
+    for (const LayerRange& each : layers) segment += std::clamp(layer, each.first, each.end) - each.first;
+    return segment;
+}
+
 int64_t Parameters::trained() const {
     int64_t sum = 0;
     for (const auto* parameters : {&table, &elsewhere})
@@ -391,13 +402,17 @@ double flops_per_token(const Parameters& p, const Config& c, int64_t T) {
 namespace {
 
 void check_frozen(const Parameters& p, const std::vector<std::string>& patterns) {
-    if (!p.holds_embedding() || !p.holds_head()) return;  // another model may have what they match
+    const auto matches = [](const std::vector<Parameter>& parameters, const std::string& pattern) {
+        return std::ranges::any_of(parameters,
+                                   [&](const Parameter& each) { return is_frozen(each.name, {pattern}); });
+    };
     for (const std::string& pattern : patterns)
-        if (std::none_of(p.table.begin(), p.table.end(),
-                         [&](const Parameter& each) { return is_frozen(each.name, {pattern}); }))
+        if (!matches(p.table, pattern) && !matches(p.elsewhere, pattern))
             fail("--freeze: expected patterns of the weights' names, as ", p.table[1].name, ", found ", "\"",
                  pattern, "\", which matches none");
-    if (p.elements == 0) fail("--freeze: expected weights that train, found patterns that match all of them");
+    if (p.elements == 0)
+        fail("--freeze: expected weights that train", p.elsewhere.empty() ? "" : " in every stage of --pp",
+             ", found patterns that match all of them");
 }
 
 // The embedding, the head and one block by turns share memory, since they are not in use together. apart: the other block
@@ -420,7 +435,7 @@ void plan_gather_buffers(GatherBuffers& buffers, const Parameters& p, bool apart
 }  // namespace
 
 void plan_parameters(Parameters& p, const Config& config, int64_t vocabulary, const Precision& precision,
-                     const Sharding& sharding, const Axis& tensor, LayerRange layers,
+                     const Sharding& sharding, const Axis& tensor, const std::vector<LayerRange>& layers,
                      const std::vector<std::string>& frozen, bool frozen_codes, const Lora& lora,
                      bool training, Arena& arena) {
     p.sharding = sharding, p.tensor = tensor, p.vocabulary = vocabulary, p.layers = layers;

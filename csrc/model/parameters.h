@@ -258,8 +258,8 @@ struct GatherBuffers {
 struct Parameters : ModelParameters {
     Sharding sharding;
     Axis tensor;
-    int64_t vocabulary = 0;  // tokens, of all ranks of the tensor axis
-    LayerRange layers;
+    int64_t vocabulary = 0;            // tokens, of all ranks of the tensor axis
+    std::vector<LayerRange> layers;    // that the model holds, in chunks
     bool is_tied = false;              // the model's LM head is the embedding
     std::vector<Parameter> table;      // parameters that are present, in order
     std::vector<Parameter> elsewhere;  // those of other stages: names, groups and sizes in files
@@ -277,14 +277,15 @@ struct Parameters : ModelParameters {
     // A segment's gradients in the type in which they are summed over the ranks; no data where that is their own.
     Tensor sums;
 
-    bool holds_embedding() const { return layers.first == 0; }
-    bool holds_head() const { return layers.end == static_cast<int64_t>(blocks.size()); }
+    bool holds_embedding() const { return layers.front().first == 0; }
+    bool holds_head() const { return layers.back().end == static_cast<int64_t>(blocks.size()); }
+    bool holds(int64_t layer) const;
     // Elements of the whole model's parameters that train.
     int64_t trained() const;
     // Whether a parameter of the segments before this one trains, or may, in layers that another model holds.
     bool trains_before(int64_t segment) const;
     // The segment of a layer's parameters, or of the final norm's and the head's.
-    int64_t segment_of(int64_t layer) const { return layer - layers.first + 1; }
+    int64_t segment_of(int64_t layer) const;
     bool is_shared(const Tensor& buffer) const { return buffer.shape[0] < elements; }
     // The buffer with the weights of a parameter.
     const Tensor& weights_with(const FlatParam& p) const {
@@ -339,7 +340,7 @@ double flops_per_token(const Parameters& parameters, const Config& config, int64
 // Fills the table and plans its buffers; without training, those of the weights only. config: the sizes of this rank of the tensor
 // axis. vocabulary: tokens of all of them. frozen: see ModelOptions.
 void plan_parameters(Parameters& p, const Config& config, int64_t vocabulary, const Precision& precision,
-                     const Sharding& sharding, const Axis& tensor, LayerRange layers,
+                     const Sharding& sharding, const Axis& tensor, const std::vector<LayerRange>& layers,
                      const std::vector<std::string>& frozen, bool frozen_codes, const Lora& lora,
                      bool training, Arena& arena);
 // The weight of a parameter; of a coded one, in Parameters::decoded, from its codes, or into them.

@@ -12,9 +12,6 @@ namespace {
 bool has_one_stage(const Model& m) {
     return !m.pipeline || m.context.dry_run;
 }
-const Axis& stage_of(const Model& m) {
-    return m.options.pipeline;
-}
 
 int64_t elements_of(const std::vector<ParameterRow>& rows) {
     int64_t elements = 0;
@@ -38,20 +35,23 @@ int64_t activation_bytes(const Config& c, const ModelOptions& o) {
 }
 
 // The tensor between two stages: this rank's rows of the residual stream, or of its gradient.
-Tensor boundary(const Model& m, bool incoming, bool gradient) {
+Tensor boundary(const Model& m, int64_t chunk, bool incoming, bool gradient) {
     const Activations& a = m.activations;
-    const LayerRange& layers = m.parameters.layers;
-    if (gradient) return own_rows(m, a.dresidual);
-    return incoming ? a.embedding : block_input(m, layers.end);
+    const LayerRange& layers = m.parameters.layers[chunk];
+    if (gradient) return !incoming && m.outgoing.data ? m.outgoing : own_rows(m, a.dresidual);
+    return incoming ? block_input(m, layers.first) : a.blocks[layers.end - 1].residual_out;
 }
 
 }  // namespace
 
-std::vector<LayerRange> stages_of(const Config& c, const ModelOptions& o) {
-    const int64_t stages = o.pipeline.ranks;
+std::vector<LayerRange> parts_of(const Config& c, const ModelOptions& o) {
+    const int64_t stages = o.pipeline.ranks, parts = stages * o.chunks;
     if (c.is_bert())
         fail("--pp ", stages, ": expected a model of type llama, mistral, qwen2, qwen3 or gpt2, found bert");
-    if (stages > c.L) fail("--pp ", stages, ": expected at most one stage per layer, found ", c.L, " layers");
+    if (parts > c.L)
+        fail("--pp ", stages, o.chunks > 1 ? " --pp-chunks " + std::to_string(o.chunks) : "",
+             ": expected at least one layer per ", o.chunks > 1 ? "chunk" : "stage", ", found ", c.L,
+             " layers");
     ModelParameters parameters;
     BlockParameters block;
     const int64_t state = state_bytes(o.precision),
@@ -59,27 +59,28 @@ std::vector<LayerRange> stages_of(const Config& c, const ModelOptions& o) {
                   layer_activations = activation_bytes(c, o);
     const double head = 6.0 * static_cast<double>(c.V * c.C),
                  layer = (flops_per_token(c, o.seq_len) - head) / static_cast<double>(c.L);
-    struct Stage {
-        int64_t layers, in_flight, bytes_beside;
+    struct Part {
+        int64_t layers, kept, bytes_beside;
         double flops_beside;
     };
-    std::vector<Stage> all;
-    for (int64_t rank = 0; rank < stages; rank++)
-        all.push_back({1, in_flight({rank, stages}, o.micro_batches_per_step), 0, 0});
+    std::vector<Part> all;
+    for (int64_t part = 0; part < parts; part++)
+        all.push_back(
+            {1, kept_micro_batches({part % stages, stages}, o.micro_batches_per_step, o.chunks), 0, 0});
     all.front().bytes_beside = state * elements_of(parameters_before_blocks(c, parameters));
     all.back().bytes_beside = state * c.V * c.C, all.back().flops_beside = head;
-    const auto with_another = [&](const Stage& s) {
-        const int64_t bytes =
-            s.bytes_beside + (s.layers + 1) * (layer_state + s.in_flight * layer_activations);
-        return std::pair(s.flops_beside + static_cast<double>(s.layers + 1) * layer, bytes);
+    const auto with_another = [&](const Part& part) {
+        const int64_t layers = part.layers + 1;
+        return std::pair(part.flops_beside + static_cast<double>(layers) * layer,
+                         part.bytes_beside + layers * (layer_state + part.kept * layer_activations));
     };
-    for (int64_t left = c.L - stages; left > 0; left--)
+    for (int64_t left = c.L - parts; left > 0; left--)
         std::ranges::min_element(all, {}, with_another)->layers++;
     std::vector<LayerRange> found;
     int64_t first = 0;
-    for (const Stage& s : all) {
-        found.push_back({first, first + s.layers});
-        first += s.layers;
+    for (const Part& part : all) {
+        found.push_back({first, first + part.layers});
+        first += part.layers;
     }
     return found;
 }
@@ -87,13 +88,15 @@ std::vector<LayerRange> stages_of(const Config& c, const ModelOptions& o) {
 ModelOptions with_stage(const Config& config, const ModelOptions& options) {
     ModelOptions o = options;
     if (o.pipeline.ranks == 1) return o;
-    o.layers = stages_of(config, o)[o.pipeline.rank];
-    o.micro_batches = o.training ? in_flight(o.pipeline, o.micro_batches_per_step) : 1;
+    const std::vector<LayerRange> parts = parts_of(config, o);
+    for (int64_t chunk = 0; chunk < o.chunks; chunk++)
+        o.layers.push_back(parts[chunk * o.pipeline.ranks + o.pipeline.rank]);
+    o.micro_batches = o.training ? kept_micro_batches(o.pipeline, o.micro_batches_per_step, o.chunks) : 1;
     return o;
 }
 
-double bubble(int64_t stages, int64_t micro_batches) {
-    return static_cast<double>(stages - 1) / static_cast<double>(micro_batches + stages - 1);
+double bubble(int64_t stages, int64_t micro_batches, int64_t chunks) {
+    return static_cast<double>(stages - 1) / static_cast<double>(micro_batches * chunks + stages - 1);
 }
 
 void transfer(Model& m, const std::vector<PipelineTransfer>& transfers) {
@@ -103,19 +106,22 @@ void transfer(Model& m, const std::vector<PipelineTransfer>& transfers) {
         use_micro_batch(m, pass.micro_batch % m.options.micro_batches);
         // Since the step before, a batch of another shape may have been here.
         if (incoming) reshape_activations(m.activations, m.config, m.options.batch_size, m.options.seq_len);
-        all.push_back({boundary(m, incoming, pass.backward), peer, incoming});
+        all.push_back({boundary(m, pass.chunk, incoming, pass.backward), peer, incoming});
     }
     transfer(m.context, *m.pipeline, all);
 }
 
-void receive_input(Model& m) {
-    if (!has_one_stage(m) && stage_of(m).rank > 0)
-        receive(m.context, *m.pipeline, boundary(m, true, false), stage_of(m).rank - 1);
+void receive_input(Model& m, int64_t chunk) {
+    const Axis& own = m.options.pipeline;
+    if (!has_one_stage(m) && m.parameters.layers[chunk].first > 0)
+        receive(m.context, *m.pipeline, boundary(m, chunk, true, false),
+                (own.rank + own.ranks - 1) % own.ranks);
 }
 
-void send_output(Model& m) {
-    if (!has_one_stage(m) && stage_of(m).rank + 1 < stage_of(m).ranks)
-        send(m.context, *m.pipeline, boundary(m, false, false), stage_of(m).rank + 1);
+void send_output(Model& m, int64_t chunk) {
+    const Axis& own = m.options.pipeline;
+    if (!has_one_stage(m) && m.parameters.layers[chunk].end < m.config.L)
+        send(m.context, *m.pipeline, boundary(m, chunk, false, false), (own.rank + 1) % own.ranks);
 }
 
 void finish_gradients(Model& m) {
@@ -128,7 +134,7 @@ void finish_gradients(Model& m) {
             all_reduce(m.context, *m.ends,
                        m.options.sharding.level == 0 ? p.gradient(flat) : p.own(p.gradients, flat));
     }
-    if (m.loss_squares.data) broadcast(m.context, *m.pipeline, m.loss_squares, stage_of(m).ranks - 1);
+    if (m.loss_squares.data) broadcast(m.context, *m.pipeline, m.loss_squares, m.options.pipeline.ranks - 1);
 }
 
 void sum_over_stages(Model& m, const Tensor& x) {
@@ -139,7 +145,7 @@ void share_logits(Model& m, float* logits, int64_t count) {
     if (has_one_stage(m)) return;
     for (int64_t row = 0; row < count; row++, logits += m.whole.V) {
         if (m.parameters.holds_head()) copy_bytes(m.shared_logits.data, logits, m.shared_logits.bytes());
-        broadcast(m.context, *m.pipeline, m.shared_logits, stage_of(m).ranks - 1);
+        broadcast(m.context, *m.pipeline, m.shared_logits, m.options.pipeline.ranks - 1);
         CHECK(hipStreamSynchronize(m.context.stream));
         copy_bytes(logits, m.shared_logits.data, m.shared_logits.bytes());
     }

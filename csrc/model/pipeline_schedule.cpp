@@ -60,6 +60,11 @@ struct Simulation {
         return (source < 0 || is_done(pass.backward, source)) &&
                (!pass.backward || is_done(false, part_of(rank, pass)));
     }
+    // With several chunks, two stages exchange something after every tick. All compute passes of the same kind then, so that none waits
+    // for another's longer one.
+    bool has_turn(const PipelinePass& pass, int64_t tick) const {
+        return chunks == 1 || pass.backward == (tick % 2 == 1);
+    }
     void run(int64_t rank, const PipelinePass& pass, int64_t tick) {
         stages[rank].steps[tick].pass = pass;
         stages[rank].next++;
@@ -87,10 +92,14 @@ std::vector<PipelineStep> pipeline_schedule(const Axis& stage, int64_t micro_bat
         std::vector<std::optional<PipelinePass>> ready;
         for (int64_t rank = 0; rank < stage.ranks; rank++) {
             const Simulation::Stage& own = all.stages[rank];
-            const bool runs = own.next < own.order.size() && all.is_ready(rank, own.order[own.next], tick);
-            ready.push_back(runs ? std::optional(own.order[own.next]) : std::nullopt);
+            if (own.next == own.order.size()) {
+                ready.emplace_back();
+                continue;
+            }
+            const PipelinePass& next = own.order[own.next];
+            const bool runs = all.is_ready(rank, next, tick) && all.has_turn(next, tick);
+            ready.push_back(runs ? std::optional(next) : std::nullopt);
         }
-        CHECK(std::ranges::any_of(ready, [](const auto& each) { return each.has_value(); }));
         for (int64_t rank = 0; rank < stage.ranks; rank++)
             if (ready[rank]) all.run(rank, *ready[rank], tick);
     }
@@ -99,8 +108,14 @@ std::vector<PipelineStep> pipeline_schedule(const Axis& stage, int64_t micro_bat
     return steps;
 }
 
-int64_t in_flight(const Axis& stage, int64_t micro_batches) {
-    return std::min(stage.ranks - stage.rank, micro_batches);
+int64_t kept_micro_batches(const Axis& stage, int64_t micro_batches, int64_t chunks) {
+    std::vector<int64_t> kept(static_cast<size_t>(chunks));
+    int64_t most = 0;
+    for (const PipelinePass& pass : order_of(stage, micro_batches, chunks)) {
+        kept[pass.chunk] += pass.backward ? -1 : 1;
+        most = std::max(most, kept[pass.chunk]);
+    }
+    return most;
 }
 
 }  // namespace llamac

@@ -38,7 +38,7 @@ struct PipelineStep {
 // block cannot wait for one another. Micro-batches: with several chunks, a multiple of the stages.
 std::vector<PipelineStep> pipeline_schedule(const Axis& stage, int64_t micro_batches, int64_t chunks = 1);
 
-// Micro-batches whose activations a stage keeps at the same time, at most.
-int64_t in_flight(const Axis& stage, int64_t micro_batches);
+// Micro-batches whose activations of a chunk a stage keeps at the same time, at most.
+int64_t kept_micro_batches(const Axis& stage, int64_t micro_batches, int64_t chunks = 1);
 
 }  // namespace llamac

@@ -68,15 +68,15 @@ bool is_due(int64_t every, int64_t step) {
     return every > 0 && step % every == 0;
 }
 
-// The layers of each stage, and the part of the time in which it waits.
+// The layers of each stage, or of each of their chunks, and the part of the time in which a stage waits.
 std::string pipeline_text(const Trainer& t) {
     if (t.mesh.pipeline.ranks == 1) return "";
     std::string text = ", pipeline " + std::to_string(t.mesh.pipeline.ranks) + " of";
-    for (const LayerRange& each : stages_of(t.config, t.model.options))
+    for (const LayerRange& each : parts_of(t.config, t.model.options))
         text += (each.first ? ", " : " ") + std::to_string(each.end - each.first);
     char idle[32];
     std::snprintf(idle, sizeof idle, " layers, bubble %.1f%%",
-                  100 * bubble(t.mesh.pipeline.ranks, t.accumulation));
+                  100 * bubble(t.mesh.pipeline.ranks, t.accumulation, t.options.pp_chunks));
     return text + idle;
 }
 

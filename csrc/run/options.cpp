@@ -216,8 +216,6 @@ void check_lora(const Options& o) {
 }
 
 void check_pipeline(const Options& o) {
-    if (o.lora > 0) fail("--pp ", o.pp, ": expected --lora 0, found --lora ", o.lora);
-    if (!o.freeze.empty()) fail("--pp ", o.pp, ": expected no --freeze, found --freeze ", o.freeze);
     if (o.matmul_dtype == MatmulDType::fp8)
         fail("--pp ", o.pp, ": expected --matmul-dtype storage, found --matmul-dtype fp8");
 }
@@ -266,6 +264,8 @@ void resolve(Options& options) {
     check_lora(options);
     if (options.tp > 1 && options.frozen_dtype == MatmulDType::fp8)
         fail("--tp ", options.tp, ": expected --frozen-dtype storage, found --frozen-dtype fp8");
+    if (options.pp_chunks > 1 && options.pp == 1)
+        fail("--pp-chunks ", options.pp_chunks, ": expected --pp of at least 2, found 1");
     if (options.pp > 1) check_pipeline(options);
     if (options.frozen_dtype == MatmulDType::fp8) check_frozen_codes(options);
     if (options.out.empty()) fail("--out: expected a directory, found \"\"");
@@ -354,7 +354,7 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
               split_list(o.lora_targets)};
     const Mesh mesh = mesh_of(o, rank, ranks);
     m.tensor = mesh.tensor, m.pipeline = mesh.pipeline;
-    if (o.pp > 1) m.micro_batches_per_step = micro_batches(o, ranks);
+    if (o.pp > 1) m.micro_batches_per_step = micro_batches(o, ranks), m.chunks = o.pp_chunks;
     m.sharding = {mesh.data.rank, mesh.data.ranks, o.zero, shard_group(o, mesh.data.ranks), o.reduce_dtype};
     if (!fp8) return m;
     const bool fnuz = device_properties().fp8 == Fp8Units::fnuz;
@@ -397,7 +397,11 @@ int64_t micro_batches(const Options& o, int64_t devices) {
             "seq-len * ",
             "devices", o.tp > 1 ? " / tp" : "", o.pp > 1 ? " / pp" : "", " = ", o.batch_size, " * ",
             o.seq_len, " * ", devices, " = ", micro, " tokens, found ", o.total_batch_size);
-    return std::max<int64_t>(1, o.total_batch_size / micro);
+    const int64_t count = std::max<int64_t>(1, o.total_batch_size / micro);
+    if (o.pp_chunks > 1 && count % o.pp != 0)
+        fail("--pp-chunks ", o.pp_chunks, ": expected a multiple of --pp ", o.pp,
+             " micro-batches per step, found ", count, "; --total-batch-size sets the number");
+    return count;
 }
 
 int64_t shard_group(const Options& o, int64_t ranks) {

@@ -78,7 +78,7 @@ struct Options {
     std::optional<bool> graphs;
 
     // Several devices
-    int64_t devices, tp, pp, zero, shard_group;
+    int64_t devices, tp, pp, pp_chunks, zero, shard_group;
     std::optional<DType> reduce_dtype;
     double collective_timeout;
 

@@ -53,15 +53,17 @@ double bytes_over_tensor(const Trainer& t) {
     const auto ranks = static_cast<double>(o.tensor.ranks);
     const double stream =
         static_cast<double>(t.tokens_per_rank() * t.config.C * size_of(o.precision.weights));
-    const LayerRange& layers = t.model.parameters.layers;
-    return 4 * static_cast<double>(layers.end - layers.first) * stream * 2 * (ranks - 1) / ranks;
+    int64_t layers = 0;
+    for (const LayerRange& chunk : t.model.parameters.layers) layers += chunk.end - chunk.first;
+    return 4 * static_cast<double>(layers) * stream * 2 * (ranks - 1) / ranks;
 }
 
 // Bytes that a rank between two stages sends in a step, while nothing is computed.
 double bytes_over_pipeline(const Trainer& t) {
     const ModelOptions& o = t.model.options;
     if (o.pipeline.ranks == 1) return 0;
-    return 2 * static_cast<double>(t.tokens_per_rank() * t.config.C * size_of(o.precision.weights)) /
+    return 2 *
+           static_cast<double>(o.chunks * t.tokens_per_rank() * t.config.C * size_of(o.precision.weights)) /
            static_cast<double>(o.tensor.ranks);
 }
 
@@ -159,7 +161,7 @@ Estimate estimate_step(Trainer& t, const PlannedDevice& device) {
     forward_backward(m, true, t.accumulation == 1);
     counter.times = static_cast<double>(t.accumulation - 1);
     if (t.accumulation > 1) forward_backward(m, false);
-    sum.seconds /= 1 - bubble(t.mesh.pipeline.ranks, t.accumulation);
+    sum.seconds /= 1 - bubble(t.mesh.pipeline.ranks, t.accumulation, t.options.pp_chunks);
     counter.times = 1;
     optimizer_step(m, {}, 0);
     m.context.dry_run = false;

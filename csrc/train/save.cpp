@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -72,6 +73,16 @@ int64_t writer_of(const Trainer& t, const Parameter& parameter) {
     return parameter.is_copy ? -1 : writer_in_stage(t, parameter);
 }
 
+// In an order that all stages have.
+std::vector<Parameter> adapters_of_all_stages(const Parameters& p) {
+    std::vector<Parameter> all;
+    for (const auto* parameters : {&p.table, &p.elsewhere})
+        std::ranges::copy_if(*parameters, std::back_inserter(all),
+                             [](const Parameter& each) { return each.group.adapter; });
+    std::ranges::sort(all, {}, &Parameter::rng_stream);
+    return all;
+}
+
 Tensors own_weights(const Trainer& t) {
     const Parameters& p = t.model.parameters;
     Tensors own;
@@ -79,6 +90,11 @@ Tensors own_weights(const Trainer& t) {
         if (writer_of(t, parameter) == t.ranks.own)
             own.push_back({parameter.name, shape_of(parameter, t.model.options.precision.weights),
                            parameter.transposed});
+    if (t.model.lora && t.ranks.is_first())
+        for (const Parameter& parameter : adapters_of_all_stages(p))
+            if (std::ranges::count(p.elsewhere, parameter.name, &Parameter::name))
+                own.push_back({parameter.name, shape_of(parameter, t.model.options.precision.weights),
+                               parameter.transposed});
     return own;
 }
 
@@ -100,15 +116,41 @@ void write_tensors(FileWriter& file, const Tensors& own, const std::function<voi
     if (error) std::rethrow_exception(error);
 }
 
-// Those that this rank writes.
+// Rank 0 visits the adapters of other stages, which the first rank of each sends. sent: by the adapters' names.
+void visit_adapters_elsewhere(Trainer& t, const std::map<std::string, std::string>& sent,
+                              const Visit& visit) {
+    const Parameters& p = t.model.parameters;
+    for (const Parameter& parameter : adapters_of_all_stages(p)) {
+        const auto own = sent.find(parameter.name);
+        std::vector<std::string> all = t.ranks.gather("adapter", own == sent.end() ? "" : own->second);
+        const auto found = std::ranges::find_if(all, [](const std::string& each) { return !each.empty(); });
+        if (!t.ranks.is_first() || found == all.end()) continue;
+        Tensor weight = shape_of(parameter, t.model.options.precision.weights);
+        weight.data = found->data();
+        visit({parameter.name, weight, parameter.transposed});
+    }
+}
+
+// Those that this rank writes. All ranks call it.
 void visit_own_weights(Trainer& t, const Visit& visit) {
-    const auto is_own = [&t](const Parameter& parameter) { return writer_of(t, parameter) == t.ranks.own; };
+    const bool in_stages = t.model.lora && t.mesh.pipeline.ranks > 1,
+               sends = in_stages && t.mesh.pipeline.rank > 0 && t.ranks.own % t.mesh.ranks_per_stage() == 0;
+    const auto is_own = [&](const Parameter& parameter) {
+        return t.mesh.pipeline.rank == 0 || !in_stages ? writer_of(t, parameter) == t.ranks.own
+                                                       : sends && parameter.group.adapter;
+    };
+    std::map<std::string, std::string> sent;
     visit_weights(
         t,
         [&](const Parameter& parameter, const Tensor& weight) {
-            if (is_own(parameter)) visit({parameter.name, weight, parameter.transposed});
+            if (!is_own(parameter)) return;
+            if (!sends) return visit({parameter.name, weight, parameter.transposed});
+            std::string& bytes = sent[parameter.name];
+            bytes.resize(static_cast<size_t>(weight.bytes()));
+            copy_bytes(bytes.data(), weight.data, weight.bytes());
         },
         is_own);
+    if (in_stages) visit_adapters_elsewhere(t, sent, visit);
 }
 
 // model.safetensors.index.json, by which transformers finds the files of the ranks. Every rank calls it.
@@ -206,9 +248,7 @@ std::vector<CheckpointFile> checkpoint_files(Trainer& t, const char* copy = null
     const bool adapters = t.model.lora.has_value(), writes_weights = !adapters || ranks.is_first();
     const std::string weights_name = adapters ? adapter_file : shard_name("model", ranks, ranks.own),
                       optimizer_name = shard_name("optimizer", ranks, ranks.own);
-    const auto take_part = [&t] {
-        visit_weights(t, [](const Parameter&, const Tensor&) {}, [](const Parameter&) { return false; });
-    };
+    const auto take_part = [&t] { visit_own_weights(t, [](const NamedTensor&) {}); };
     if (copy) {
         if (writes_weights) files.push_back({weights_name, "weights", rank, writing_copy(weights, copy)});
         files.push_back(

@@ -195,7 +195,7 @@ void resume_adapters(Trainer& t, const std::string& states) {
     SafetensorsFile(states).read(base_name, make_tensor(expected.data(), DType::f64, {4}));
     const std::array<double, 4> unknown{};
     if (found == unknown || expected == unknown)
-        t.warn(t.resumed_from + ": its base is not compared with --model, as one of the runs has --tp");
+        t.warn(t.resumed_from + ": its base is not compared with --model, as one of the runs has --tp or --pp");
     else if (found != expected)
         fail("--model ", t.options.model, ": expected the weights beside which the adapters of ",
              t.resumed_from, " were trained, found others");
@@ -292,7 +292,8 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
       batches(model, max_in_flight + 1, accumulation,
               data.tokenizer ? data.tokenizer->marks : DocumentMarks{}),
       replays(model.options.graphs),
-      schedule(o.pp > 1 ? pipeline_schedule(mesh.pipeline, accumulation) : std::vector<PipelineStep>()) {
+      schedule(o.pp > 1 ? pipeline_schedule(mesh.pipeline, accumulation, o.pp_chunks)
+                        : std::vector<PipelineStep>()) {
     if (o.sample_every > 0 && config.causal)
         sample_prompt(*this);  // refuses a token that the model lacks before the first step
     if (data.train)
@@ -342,13 +343,16 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
             for (const bool first : {false, true})
                 by_place[last][first].work = [this, first, last] { forward_backward(model, first, last); };
     for (int64_t slot = 0; !schedule.empty() && slot < model.options.micro_batches; slot++) {
-        CapturedPasses& each = passes.emplace_back();
-        for (const bool first : {false, true}) {
-            each.forward[first].work = [this, first] { forward_layers(model, first); };
-            for (const bool last : {false, true})
-                each.backward[last][first].work = [this, first, last] {
-                    backward_layers(model, first, last);
-                };
+        passes.emplace_back();
+        for (int64_t chunk = 0; chunk < o.pp_chunks; chunk++) {
+            CapturedPasses& each = passes.back().emplace_back();
+            for (const bool first : {false, true}) {
+                each.forward[first].work = [=, this] { forward_layers(model, first, chunk); };
+                for (const bool last : {false, true})
+                    each.backward[last][first].work = [=, this] {
+                        backward_layers(model, first, last, chunk);
+                    };
+            }
         }
     }
     optimizer.work = [this] { optimizer_step(model, adamw(), static_cast<uint64_t>(options.seed)); };
@@ -455,28 +459,29 @@ void Trainer::end_micro_batch(int64_t micro, StepBuffers& b) {
     micro_ends[micro_batches_queued++ % 2].record(model.stream.handle);
 }
 
-void Trainer::queue_pass(const PipelinePass& pass, StepBuffers& b, bool again) {
+void Trainer::queue_pass(const PipelinePass& pass, StepBuffers& b, bool verified, bool again) {
     const int64_t micro = pass.micro_batch, slot = micro % model.options.micro_batches;
     const bool first = micro == 0, last = micro == accumulation - 1;
     const Range range(pass.backward ? "backward of micro-batch" : "forward of micro-batch", micro);
     use_micro_batch(model, slot);
+    CapturedPasses& work = passes[slot][pass.chunk];
     if (!pass.backward) {
-        if (!again) batches.copy(step, micro);
-        batches.use(step, micro);
-        return launch(passes[slot].forward[first]);
+        if (!again && pass.chunk == 0) batches.copy(step, micro);
+        if (pass.chunk == 0) batches.use(step, micro);
+        return launch(work.forward[first]);
     }
+    launch(work.backward[last][first]);
+    if (pass.chunk != options.pp_chunks - 1) return;  // of which the last one may have the head
     if (micro_batches_queued >= 2) micro_ends[micro_batches_queued % 2].wait();
-    launch(passes[slot].backward[last][first]);
     end_micro_batch(micro, b);
+    if (verified) verifier->end_micro_batch(again, micro);
     if (written) written();
 }
 
 void Trainer::queue_pipeline(StepBuffers& b, bool verified, bool again) {
     if (between) between();  // not within a step, where ranks wait for one another in another order
     for (const PipelineStep& each : schedule) {
-        if (each.pass) queue_pass(*each.pass, b, again);
-        if (verified && each.pass && each.pass->backward)
-            verifier->end_micro_batch(again, each.pass->micro_batch);
+        if (each.pass) queue_pass(*each.pass, b, verified, again);
         transfer(model, each.transfers);
     }
     use_micro_batch(model, 0);

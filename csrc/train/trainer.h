@@ -104,7 +104,7 @@ struct Trainer {
     void queue_micro_batch(int64_t micro, StepBuffers& buffers);
     // All micro-batches, through this stage. again: a verified step computes them a second time.
     void queue_pipeline(StepBuffers& buffers, bool verified, bool again);
-    void queue_pass(const PipelinePass& pass, StepBuffers& buffers, bool again);
+    void queue_pass(const PipelinePass& pass, StepBuffers& buffers, bool verified, bool again);
     // After a backward pass.
     void end_micro_batch(int64_t micro, StepBuffers& buffers);
     // Waits for the micro-batch before the last: the device still computes one, so the wait costs nothing, and a signal
@@ -120,11 +120,11 @@ struct Trainer {
     // [the head computes predicted rows alone][is the last][is the first]
     CapturedGraph micro_batches_by_place[2][2][2], optimizer;
     const std::vector<PipelineStep> schedule;  // of a stage, where there are several
-    // [micro-batch in flight][is the last][is the first]
+    // [micro-batch in flight][chunk], each by [is the last][is the first]
     struct CapturedPasses {
         CapturedGraph forward[2], backward[2][2];
     };
-    std::deque<CapturedPasses> passes;
+    std::deque<std::deque<CapturedPasses>> passes;
     std::deque<StepBuffers> buffers;
     Event micro_ends[2];
     int64_t micro_batches_queued = 0;  // the end of micro-batch i, over all steps, is micro_ends[i % 2]

@@ -111,7 +111,7 @@ void move(const Tensor& to, const Tensor& from) {
 Bits in_stages(const Config& config, ModelOptions options, int64_t k) {
     options.micro_batches = micro_batches;
     ModelOptions of_second = options;
-    options.layers = {0, k}, of_second.layers = {k, config.L};
+    options.layers = {{0, k}}, of_second.layers = {{k, config.L}};
     Model first(config, options), second(config, of_second);
     prepare(first), prepare(second);
     Bits bits;

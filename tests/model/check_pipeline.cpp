@@ -13,19 +13,20 @@ struct Player {
     size_t next = 0;
     bool has_passed = false;  // the pass of the next step is done, its transfers are not
     double clock = 0;
-    std::set<std::pair<int64_t, int64_t>> kept = {};  // (chunk, micro-batch): forward passes whose backward is to come
-    size_t max_kept = 0;
+    std::set<std::pair<int64_t, int64_t>> kept =
+        {};  // (chunk, micro-batch): forward passes whose backward is to come
+    std::set<std::pair<int64_t, int64_t>> slots = {};         // (chunk, memory) of these
     std::map<std::pair<int64_t, int64_t>, bool> inputs = {};  // (chunk, micro-batch): received
-    std::pair<int64_t, int64_t> gradient = {-1, -1};          // (part, micro-batch) that it is the output of
+    // (part, micro-batch) that the gradient in use is the output of; of the one to be sent, which several chunks keep apart.
+    std::pair<int64_t, int64_t> gradient = {-1, -1}, outgoing = gradient;
 };
 
 struct Play {
-    const int64_t stages, micro_batches, chunks, slots;
+    const int64_t stages, micro_batches, chunks;
     std::vector<Player> players;
     std::string wrong;  // the first thing
 
-    Play(int64_t of, int64_t micro, int64_t parts)
-        : stages(of), micro_batches(micro), chunks(parts), slots(0) {
+    Play(int64_t of, int64_t micro, int64_t parts) : stages(of), micro_batches(micro), chunks(parts) {
         for (int64_t rank = 0; rank < stages; rank++)
             players.push_back({pipeline_schedule({rank, stages}, micro_batches, chunks)});
     }
@@ -42,16 +43,19 @@ struct Play {
         const PipelinePass pass = *p.steps[p.next].pass;
         const int64_t part = pass.chunk * stages + rank;
         const std::pair key{pass.chunk, pass.micro_batch};
+        const std::pair slot{pass.chunk,
+                             pass.micro_batch % kept_micro_batches({rank, stages}, micro_batches, chunks)};
         if (!pass.backward) {
             expect(part == 0 || p.inputs[key], "a forward pass has its input");
             expect(p.kept.insert(key).second, "a forward pass runs once");
-            p.max_kept = std::max(p.max_kept, p.kept.size());
+            expect(p.slots.insert(slot).second, "a micro-batch has memory of its own");
             p.clock += 1;
         } else {
+            p.slots.erase(slot);
             expect(p.kept.erase(key) == 1, "a backward pass follows its forward pass, once");
             expect(part == last_part() || p.gradient == std::pair(part + 1, pass.micro_batch),
                    "a backward pass has its gradient");
-            p.gradient = {part, pass.micro_batch};
+            p.gradient = p.outgoing = {part, pass.micro_batch};
             p.clock += 2;
         }
     }
@@ -64,14 +68,15 @@ struct Play {
             };
             const int64_t from = t.incoming ? part(t.peer, other) : part(rank, t),
                           to = t.incoming ? part(rank, t) : part(t.peer, other);
-            return other.peer == rank && other.incoming != t.incoming && other.pass.backward == t.pass.backward &&
-                   other.pass.micro_batch == t.pass.micro_batch && to == from + (t.pass.backward ? -1 : 1);
+            return other.peer == rank && other.incoming != t.incoming &&
+                   other.pass.backward == t.pass.backward && other.pass.micro_batch == t.pass.micro_batch &&
+                   to == from + (t.pass.backward ? -1 : 1);
         });
     }
     // Messages are sent from memory as it is before the group.
     void transfer(const std::vector<bool>& together) {
         std::vector<std::pair<int64_t, int64_t>> sent;
-        for (const Player& p : players) sent.push_back(p.gradient);
+        for (const Player& p : players) sent.push_back(chunks > 1 ? p.outgoing : p.gradient);
         double clock = 0;
         for (int64_t rank = 0; rank < stages; rank++)
             if (together[rank]) clock = std::max(clock, players[rank].clock);
@@ -123,7 +128,8 @@ struct Play {
         return moved;
     }
     void run() {
-        while (advance()) {}
+        while (advance()) {
+        }
         for (const Player& p : players) {
             expect(p.next == p.steps.size(), "no stage waits forever");
             int64_t passes = 0;
@@ -138,22 +144,71 @@ struct Play {
     }
 };
 
+std::string name_of(int64_t stages, int64_t micro_batches, int64_t chunks) {
+    return std::to_string(stages) + " stages, " + std::to_string(micro_batches) + " micro-batches, " +
+           std::to_string(chunks) + " chunks: ";
+}
+
+// Every pass runs, none waits forever, and the stages wait as little as they can.
 TEST(check_schedule) {
-    for (const int64_t chunks : {1})
-        for (int64_t stages = 2; stages <= 8; stages++)
-            for (int64_t micro = 1; micro <= 24; micro++) {
+    for (const int64_t chunks : {1, 2, 3})
+        for (int64_t stages = 2; stages <= 6; stages++)
+            for (int64_t micro = 1; micro <= 18; micro++) {
                 if (chunks > 1 && micro % stages != 0) continue;
                 Play play(stages, micro, chunks);
                 play.run();
-                const std::string name = std::to_string(stages) + " stages, " + std::to_string(micro) +
-                                         " micro-batches, " + std::to_string(chunks) + " chunks";
-                check(play.wrong.empty(), name + ": " + play.wrong);
+                const std::string name = name_of(stages, micro, chunks);
+                check(play.wrong.empty(), name + play.wrong);
                 const double alone = 3.0 * static_cast<double>(micro * chunks), idle = play.time() - alone;
-                check(idle == 3.0 * static_cast<double>(stages - 1), name + ": found a bubble of " + std::to_string(idle));
-                check(chunks > 1 || std::abs(idle / play.time() - bubble(stages, micro)) < 1e-9, name + ": bubble()");
-                for (int64_t rank = 0; rank < stages && chunks == 1; rank++)
-                    check(static_cast<int64_t>(play.players[rank].max_kept) == in_flight({rank, stages}, micro), name + ": in flight");
+                check(idle == 3.0 * static_cast<double>(stages - 1),
+                      name + "found a wait of " + std::to_string(idle));
+                check(std::abs(idle / play.time() - bubble(stages, micro, chunks)) < 1e-12, name + "bubble");
             }
+}
+
+// With one chunk, stage s of S keeps S - s micro-batches.
+TEST(check_kept) {
+    for (int64_t stages = 2; stages <= 6; stages++)
+        for (int64_t rank = 0; rank < stages; rank++)
+            for (const int64_t micro : {1, 3, 20})
+                check(kept_micro_batches({rank, stages}, micro) == std::min(stages - rank, micro));
+    check(kept_micro_batches({0, 4}, 16, 2) == 8 && kept_micro_batches({3, 4}, 16, 2) == 5,
+          "of two chunks, the first keeps more");
+}
+
+Config model_of(int64_t layers, int64_t vocabulary, bool tied) {
+    put("config.json", R"({"model_type": "llama", "vocab_size": )" + std::to_string(vocabulary) +
+                           R"(, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": )" +
+                           std::to_string(layers) + R"(, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 32, "max_position_embeddings": 64, "tie_word_embeddings": )" +
+                           (tied ? "true" : "false") + "}");
+    return load_config(in_folder("config.json"));
+}
+std::vector<int64_t> sizes(const Config& config, int64_t stages, int64_t chunks = 1) {
+    ModelOptions o;
+    o.seq_len = 16, o.pipeline = {0, stages}, o.micro_batches_per_step = 8, o.chunks = chunks;
+    std::vector<int64_t> found;
+    int64_t end = 0;
+    for (const LayerRange& part : parts_of(config, o)) {
+        check(part.first == end && part.end > part.first, "consecutive layers");
+        found.push_back(part.end - part.first), end = part.end;
+    }
+    check(end == config.L, "all layers");
+    return found;
+}
+
+TEST(check_parts) {
+    using Sizes = std::vector<int64_t>;
+    // A layer has 31,000 parameters that are multiplied, and attention of 16 tokens.
+    check(sizes(model_of(8, 8, false), 4) == Sizes{2, 2, 2, 2}, "a small head");
+    check(sizes(model_of(8, 980, false), 2) == Sizes{5, 3}, "a head of two layers");
+    check(sizes(model_of(7, 8, false), 2) == Sizes{3, 4}, "the later stage keeps fewer micro-batches");
+    check(sizes(model_of(4, 9000, true), 4) == Sizes{1, 1, 1, 1}, "a large head");
+    check(sizes(model_of(9, 980, false), 2, 2) == Sizes{3, 3, 2, 1}, "chunks");
+    refused("more stages than layers", {"--pp 4", "one layer per stage", "found 3"},
+            [] { sizes(model_of(3, 8, false), 4); });
+    refused("more chunks than layers", {"--pp-chunks 2", "one layer per chunk"},
+            [] { sizes(model_of(3, 8, false), 2, 2); });
 }
 
 }  // namespace

@@ -30,6 +30,10 @@ MESHES = {
     "pp 4": {"devices": 4, "pp": 4, "batch_size": 1},
     "pp 2 dp 2": {"devices": 4, "pp": 2, "batch_size": 1},
     "pp 2 tp 2": {"devices": 4, "pp": 2, "tp": 2, "batch_size": 1},
+    "pp 2 x 2": {"devices": 2, "pp": 2, "pp_chunks": 2, "batch_size": 1},
+    "pp 3 x 2": {"devices": 3, "pp": 3, "pp_chunks": 2, "batch_size": 1},
+    "pp 2 x 2 dp 2": {"devices": 4, "pp": 2, "pp_chunks": 2, "batch_size": 1},
+    "pp 2 x 2 tp 2": {"devices": 4, "pp": 2, "pp_chunks": 2, "tp": 2, "batch_size": 1},
 }
 # Numbers of layers that stages divide unequally.
 CHANGES = {
@@ -37,7 +41,7 @@ CHANGES = {
     "untied-mha": {"num_hidden_layers": 4, "intermediate_size": 152},
     "qwen2": {"num_hidden_layers": 3},
     "qwen3": {"num_hidden_layers": 3, "num_key_value_heads": 2},
-    "gpt2": {"n_layer": 5},
+    "gpt2": {"n_layer": 7},
 }
 
 
@@ -76,6 +80,7 @@ SLOW = pytest.mark.slow
         ("tied-gqa", "pp 2", 8, 1),
         ("untied-mha", "pp 4", 4, 1),
         ("gpt2", "pp 2 dp 2", 3, 3),
+        ("tied-gqa", "pp 2 x 2", 4, 1),
         pytest.param("gpt2", "pp 4", 5, 1, marks=SLOW),
         pytest.param("qwen2", "pp 2", 1, 1, marks=SLOW),
         pytest.param("qwen3", "pp 2 tp 2", 4, 1, marks=SLOW),
@@ -84,6 +89,9 @@ SLOW = pytest.mark.slow
         pytest.param("tied-gqa", "pp 2 dp 2", 6, 0, marks=SLOW),
         pytest.param("tied-gqa", "pp 2 dp 2", 2, 1, marks=SLOW),
         pytest.param("untied-mha", "pp 2 dp 2", 4, 2, marks=SLOW),
+        pytest.param("gpt2", "pp 3 x 2", 6, 1, marks=SLOW),
+        pytest.param("untied-mha", "pp 2 x 2 dp 2", 2, 3, marks=SLOW),
+        pytest.param("tied-gqa", "pp 2 x 2 tp 2", 6, 1, marks=SLOW),
     ],
 )
 def test_the_numbers_of_one_rank(train, data, tmp_path, model, name, mesh, micro_batches, zero):
@@ -106,11 +114,14 @@ def test_the_numbers_of_one_rank(train, data, tmp_path, model, name, mesh, micro
             np.testing.assert_allclose(found[key], value, rtol=0, atol=2e-6 * scale, err_msg=key)
 
 
-@pytest.mark.parametrize("name", ["tied-gqa", pytest.param("gpt2", marks=SLOW)])
-def test_levels_have_the_same_bits(train, data, tmp_path, model, name):
+@pytest.mark.parametrize(
+    ("name", "mesh"), [("tied-gqa", "pp 2 dp 2"), pytest.param("gpt2", "pp 2 x 2 dp 2", marks=SLOW)]
+)
+def test_levels_have_the_same_bits(train, data, tmp_path, model, name, mesh):
     """In bf16 rounded at random, with recomputation and verified steps; and in another run."""
     more = {"recompute": "norm,attention", "verify_every": 2, "steps": 4, "skip_nonfinite": 1}
-    more |= PRECISIONS["bf16-throughout"] | model(name) | MESHES["pp 2 dp 2"] | SHORT
+    more |= PRECISIONS["bf16-throughout"] | model(name) | MESHES[mesh] | SHORT
+    more["total_batch_size"] = 2 * MESHES[mesh].get("pp_chunks", 1) * T
     for out, level in (("zero0", 0), ("zero1", 1), ("zero2", 2), ("zero3", 3), ("again", 3)):
         train(*flags(data, tmp_path / out, zero=level, **more))
         assert numbers(tmp_path / out) == numbers(tmp_path / "zero0")
@@ -134,6 +145,32 @@ def test_rounded_numbers(train, data, tmp_path, model, case):
     if case == "fp16":
         scales = [[e["loss_scale"] for e in events(tmp_path / o, "step")] for o in ("mesh", "alone")]
         assert scales[0] == scales[1]
+
+
+@pytest.mark.parametrize("mesh", ["pp 2 x 2", pytest.param("pp 2 tp 2", marks=SLOW)])
+def test_adapters(train, data, tmp_path, model, mesh):
+    """Those of every linear: the losses of one rank, in f32; and a checkpoint for either."""
+    more = {"total_batch_size": 4 * T, "lora": 4} | SHORT | model("untied-mha")
+    for out, of in (("alone", ALONE), ("mesh", MESHES[mesh])):
+        train(*flags(data, tmp_path / out, **more | of | {"checkpoint_every": 4}))
+    compare(tmp_path / "mesh", tmp_path / "alone")
+    names = [tensors(tmp_path / out / "step_000004", "adapter_model").keys() for out in ("mesh", "alone")]
+    assert names[0] == names[1]
+    for of in ("alone", "mesh"):
+        another = ALONE if of == "mesh" else MESHES[mesh]
+        resume = {"resume": tmp_path / of / "step_000004"}
+        train(*flags(data, tmp_path / f"from_{of}", **more | another | resume))
+        np.testing.assert_allclose(losses(tmp_path / f"from_{of}"), losses(tmp_path / of)[4:], rtol=2e-6)
+
+
+def test_frozen_weights(train, data, tmp_path, model):
+    """They stay, a tied embedding among them, and the others train as on one rank."""
+    more = {"total_batch_size": 4 * T, "freeze": "*embed_tokens*,*.0.mlp.*"} | SHORT | model("tied-gqa")
+    for out, of in (("alone", ALONE), ("mesh", MESHES["pp 2"])):
+        train(*flags(data, tmp_path / out, **more | of))
+    compare(tmp_path / "mesh", tmp_path / "alone")
+    found, expected = (tensors(tmp_path / f"{out}/step_000008", "model") for out in ("mesh", "alone"))
+    assert found.keys() == expected.keys()
 
 
 SAVE_AGAIN = """
@@ -214,17 +251,41 @@ def test_a_rank_that_ends(train, start, data, tmp_path, model, number, said):
     assert events(out, "step")[-1]["step"] == last + 1
 
 
-def test_fewer_micro_batches_than_stages(train, data, tmp_path):
-    assert "--pp 2: the step has 1 micro-batches" in train(*flags(data, tmp_path / "out", devices=2, pp=2, steps=1)).stdout
+def test_the_plan_and_the_log(train, data, tmp_path, model):
+    """Name the layers of the stages, their wait and the largest memory."""
+    more = {"devices": 2, "pp": 2, "steps": 1, "total_batch_size": 16 * T} | model("tied-gqa")
+    planned = train(*flags(data, tmp_path / "out", **more), "--dry-run").stdout
+    assert "pipeline 2 of 3, 2 layers, bubble 20.0%" in planned
+    assert "the memory is that of stage 1, which takes the most" in planned
+    more["total_batch_size"] = 4 * T
+    said = train(*flags(data, tmp_path / "out", **more)).stdout
+    assert "--pp 2: the step has 1 micro-batches, fewer than stages" in said
+    assert "bubble 50.0%" in said
 
 
 BAD = {
     "devices": ({"devices": 3, "pp": 2}, "--pp 2: expected a divisor of the number of devices, found 3"),
     "mesh": ({"devices": 4, "tp": 2, "pp": 4}, "expected a divisor of the number of devices / tp, found 2"),
-    "layers": ({"devices": 4, "pp": 4}, "--pp 4: expected at most one stage per layer, found"),
-    "adapters": ({"devices": 2, "pp": 2, "lora": 4}, "--pp 2: expected --lora 0, found --lora 4"),
+    "layers": ({"devices": 4, "pp": 4}, "--pp 4: expected at least one layer per stage, found 2 layers"),
+    "chunks": (
+        {"devices": 2, "pp": 2, "pp_chunks": 2, "total_batch_size": 8 * T},
+        "--pp 2 --pp-chunks 2: expected at least one",
+    ),
+    "odd": (
+        {"devices": 2, "pp": 2, "pp_chunks": 2, "total_batch_size": 12 * T},
+        "--pp-chunks 2: expected a multiple of --pp 2 micro-batches per step, found 3",
+    ),
+    "no stages": ({"pp_chunks": 2}, "--pp-chunks 2: expected --pp of at least 2, found 1"),
     "fp8": ({"devices": 2, "pp": 2, "matmul_dtype": "fp8"}, "--pp 2: expected --matmul-dtype storage"),
-    "freeze": ({"devices": 2, "pp": 2, "freeze": "*norm*"}, "--pp 2: expected no --freeze"),
+    "freeze": (
+        {"devices": 2, "pp": 2, "freeze": "model.layers.1.*,model.norm.weight,lm_head.weight"}
+        | {"model": ROOT / "tests/models/untied-mha.json"},
+        "--freeze: expected weights that train in every stage of --pp",
+    ),
+    "frozen": (
+        {"devices": 2, "pp": 2, "freeze": "*none*"},
+        "--freeze: expected patterns of the weights' names, as",
+    ),
     "bert": ({"devices": 2, "pp": 2, "model": ROOT / "tests/models/bert.json"}, "qwen3 or gpt2, found bert"),
 }
 
