@@ -202,9 +202,9 @@ TEST(check_parts) {
     // A layer has 31,000 parameters that are multiplied, and attention of 16 tokens.
     check(sizes(model_of(8, 8, false), 4) == Sizes{2, 2, 2, 2}, "a small head");
     check(sizes(model_of(8, 980, false), 2) == Sizes{5, 3}, "a head of two layers");
-    check(sizes(model_of(7, 8, false), 2) == Sizes{3, 4}, "the later stage keeps fewer micro-batches");
+    check(sizes(model_of(5, 8, false), 4) == Sizes{1, 1, 2, 1}, "a later stage keeps fewer micro-batches");
     check(sizes(model_of(4, 9000, true), 4) == Sizes{1, 1, 1, 1}, "a large head");
-    check(sizes(model_of(9, 980, false), 2, 2) == Sizes{3, 3, 2, 1}, "chunks");
+    check(sizes(model_of(9, 980, false), 2, 2) == Sizes{2, 3, 3, 1}, "chunks");
     refused("more stages than layers", {"--pp 4", "one layer per stage", "found 3"},
             [] { sizes(model_of(3, 8, false), 4); });
     refused("more chunks than layers", {"--pp-chunks 2", "one layer per chunk"},

@@ -118,14 +118,16 @@ def test_the_numbers_of_one_rank(train, data, tmp_path, model, name, mesh, micro
     ("name", "mesh"), [("tied-gqa", "pp 2 dp 2"), pytest.param("gpt2", "pp 2 x 2 dp 2", marks=SLOW)]
 )
 def test_levels_have_the_same_bits(train, data, tmp_path, model, name, mesh):
-    """In bf16 rounded at random, with recomputation and verified steps; and in another run."""
+    """In bf16 rounded at random, with recomputation and verified steps; and in another run. With several micro-batches,
+    levels 2 and 3 sum in another order."""
     more = {"recompute": "norm,attention", "verify_every": 2, "steps": 4, "skip_nonfinite": 1}
     more |= PRECISIONS["bf16-throughout"] | model(name) | MESHES[mesh] | SHORT
     more["total_batch_size"] = 2 * MESHES[mesh].get("pp_chunks", 1) * T
     for out, level in (("zero0", 0), ("zero1", 1), ("zero2", 2), ("zero3", 3), ("again", 3)):
         train(*flags(data, tmp_path / out, zero=level, **more))
-        assert numbers(tmp_path / out) == numbers(tmp_path / "zero0")
-        assert_same_state(tmp_path / out / "step_000004", tmp_path / "zero0/step_000004")
+        of = tmp_path / ("zero2" if level > 1 and "x" in mesh else "zero0")
+        assert numbers(tmp_path / out) == numbers(of)
+        assert_same_state(tmp_path / out / "step_000004", of / "step_000004")
 
 
 NEAR = {
