@@ -7,6 +7,7 @@
 #include "core/device_memory.h"
 #include "model/block.h"
 #include "model/model.h"
+#include "model/pipeline.h"
 #include "model/tensor_parallel.h"
 #include "model/zero.h"
 #include "ops/operations.h"
@@ -97,9 +98,10 @@ const BlockParameters& first_block(const Parameters& p) {
 struct SlotShape {
     int64_t rows, columns;
 };
-SlotShape slot_shape(const Parameters& p, int64_t slot, int64_t N) {
-    const auto [role, row] = slot_at(static_cast<int64_t>(p.blocks.size()), slot);
-    const std::vector<int64_t>& weight = row ? (first_block(p).*row->weight).shape : p.head.shape;
+SlotShape slot_shape(const Config& c, const Parameters& p, int64_t slot, int64_t N) {
+    const auto [role, row] = slot_at(c.L, slot);
+    const std::vector<int64_t> weight =
+        row ? (first_block(p).*row->weight).shape : std::vector{c.padded_V(), c.C};
     return {role == Role::weight ? weight[0] : N, role == Role::gradient ? weight[0] : weight[1]};
 }
 
@@ -158,9 +160,10 @@ void plan_scales(Fp8Scales& scales, const Fp8State& f, const Config& c, const Pa
     if (f.options.scaling != Fp8Scaling::row) return;
     scales.inverses.resize(static_cast<size_t>(f.slots));
     for (int64_t slot = 0; slot < f.slots; slot++) {
-        if (!is_used(f.blocks, c, slot)) continue;
+        const bool is_here = slot < first_of_head(c.L) ? p.holds(slot / slots_per_block) : f.options.head;
+        if (!is_here || !is_used(f.blocks, c, slot)) continue;
         BothOrientations& inverses = scales.inverses[slot];
-        const SlotShape shape = slot_shape(p, slot, N);
+        const SlotShape shape = slot_shape(c, p, slot, N);
         arena.plan("fp8 scales", &inverses.rows, shaped(DType::f32, {shape.rows}));
         arena.plan("fp8 scales", &inverses.transposed, shaped(DType::f32, {shape.columns}));
     }
@@ -180,8 +183,8 @@ std::string slot_name(const Config& c, int64_t slot) {
     return role == Role::weight ? block + linear + ".weight" : block + "d." + linear;
 }
 
-int64_t slot_elements(const Parameters& p, int64_t slot, int64_t N) {
-    const SlotShape shape = slot_shape(p, slot, N);
+int64_t slot_elements(const Config& c, const Parameters& p, int64_t slot, int64_t N) {
+    const SlotShape shape = slot_shape(c, p, slot, N);
     return shape.rows * shape.columns;
 }
 
@@ -199,10 +202,7 @@ void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Par
         fail("--fp8-keep-first ", options.keep_first, " --fp8-keep-last ", options.keep_last,
              ": the model has ", c.L, " blocks, expected at least one with products in fp8");
     f.options.head = options.head && p.holds_head();
-    CHECK(p.layers.size() == 1);
-    f.blocks.first = std::max(f.blocks.first, p.layers.front().first);
-    f.blocks.end = std::min(f.blocks.end, p.layers.front().end);
-    f.slots = first_of_head(c.L) + (f.options.head ? slots_of_head : 0);
+    f.slots = first_of_head(c.L) + (options.head ? slots_of_head : 0);
     f.measured.assign(static_cast<size_t>(f.slots), false);
     f.waiting.resize(static_cast<size_t>(micro_batches - 1));
     plan_scales(f, f, c, p, N, arena);
@@ -226,6 +226,7 @@ void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Par
     f.stored.resize(static_cast<size_t>(c.L * rows_per_block));
     for (int64_t block = f.blocks.first; block < f.blocks.end; block++)
         for (const LinearRow& row : block_linears) {
+            if (!p.holds(block)) continue;
             const std::vector<int64_t>& shape = (first_block(p).*row.weight).shape;
             BothOrientations& kept = f.stored[stored_at({block, &row})];
             arena.plan("fp8 weights", &kept.rows, shaped(options.values, {shape[0], shape[1]}));
@@ -360,6 +361,7 @@ void update_fp8_scales(Model& m) {
     const Tensor amax = make_tensor(f.amax.data, f.amax.dtype, {f.slots});
     reduce_over_tensor(m, amax, Reduction::max);
     max_over_ranks(m, amax);
+    reduce_over_stages(m, amax, Reduction::max);
     make_scales(m, amax);
     if (!m.context.dry_run) f.measured.assign(f.measured.size(), true);
 }
@@ -382,8 +384,7 @@ std::optional<Fp8Codes> updated_codes(const Model& m, const Parameter& parameter
     };
     if (f.options.head && m.parameters.head.trains && parameter.offset == m.parameters.head.offset)
         return of({m.config.L}, m.parameters.head);
-    const int64_t block =
-        m.parameters.layers.front().first + parameter.segment - 1;  // the embedding has the first segment
+    const int64_t block = m.parameters.layer_of(parameter.segment);
     if (!f.blocks.has(block)) return std::nullopt;
     for (const LinearRow& row : block_linears) {
         const FlatParam& matrix = m.parameters.blocks[block].*row.weight;

@@ -84,7 +84,7 @@ struct Fp8State : Fp8Scales {
 // follow the last block's.
 std::string slot_name(const Config& config, int64_t slot);
 // Elements of a slot's tensor in a batch of N rows.
-int64_t slot_elements(const Parameters& parameters, int64_t slot, int64_t N);
+int64_t slot_elements(const Config& config, const Parameters& parameters, int64_t slot, int64_t N);
 
 // Plans the state for batches of N rows. Throws Error where the model has no such blocks.
 void plan_fp8(Fp8State& state, const Fp8Options& options, const Config& config, const Parameters& parameters,

@@ -27,7 +27,7 @@ void sum_squares(Model& m) {
     const bool has_copies = m.options.pipeline.ranks > 1 && p.is_tied;
     if (p.sharding.group == 1 && p.tensor.ranks == 1 && !has_copies) {
         global_norm(m.context, {.squares = m.squares, .x = p.gradients, .accumulate = false});
-        return sum_over_stages(m, m.squares);
+        return reduce_over_stages(m, m.squares);
     }
     bool first = true;
     for (const Segment& segment : p.segments)
@@ -39,7 +39,7 @@ void sum_squares(Model& m) {
         }
     if (p.sharding.group > 1) sum_over_shards(m, m.squares);
     reduce_over_tensor(m, m.squares);
-    sum_over_stages(m, m.squares);
+    reduce_over_stages(m, m.squares);
 }
 
 namespace {

@@ -352,6 +352,16 @@ int64_t Parameters::segment_of(int64_t layer) const {
     return segment;
 }
 
+int64_t Parameters::layer_of(int64_t segment) const {
+    int64_t before = 1;
+    for (const LayerRange& each : layers) {
+        if (segment >= before && segment < before + each.end - each.first)
+            return each.first + segment - before;
+        before += each.end - each.first;
+    }
+    return -1;
+}
+
 int64_t Parameters::trained() const {
     int64_t sum = 0;
     for (const auto* parameters : {&table, &elsewhere})

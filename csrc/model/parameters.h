@@ -286,6 +286,8 @@ struct Parameters : ModelParameters {
     bool trains_before(int64_t segment) const;
     // The segment of a layer's parameters, or of the final norm's and the head's.
     int64_t segment_of(int64_t layer) const;
+    // The layer of a segment; -1: of none.
+    int64_t layer_of(int64_t segment) const;
     bool is_shared(const Tensor& buffer) const { return buffer.shape[0] < elements; }
     // The buffer with the weights of a parameter.
     const Tensor& weights_with(const FlatParam& p) const {

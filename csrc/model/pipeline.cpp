@@ -137,8 +137,8 @@ void finish_gradients(Model& m) {
     if (m.loss_squares.data) broadcast(m.context, *m.pipeline, m.loss_squares, m.options.pipeline.ranks - 1);
 }
 
-void sum_over_stages(Model& m, const Tensor& x) {
-    if (!has_one_stage(m)) all_reduce(m.context, *m.pipeline, x);
+void reduce_over_stages(Model& m, const Tensor& x, Reduction reduction) {
+    if (!has_one_stage(m)) all_reduce(m.context, *m.pipeline, x, reduction);
 }
 
 void share_logits(Model& m, float* logits, int64_t count) {

@@ -31,8 +31,8 @@ void receive_input(Model& model, int64_t chunk);
 void send_output(Model& model, int64_t chunk);
 // After the gradients of a step: the sum of tied stages' gradients, and the losses' squares, which the last stage has.
 void finish_gradients(Model& model);
-// x = its sum over the stages.
-void sum_over_stages(Model& model, const Tensor& x);
+// x = its sum over the stages, or its largest value.
+void reduce_over_stages(Model& model, const Tensor& x, Reduction reduction = Reduction::sum);
 // Logits [count,V] in host memory, which the last stage has.
 void share_logits(Model& model, float* logits, int64_t count);
 

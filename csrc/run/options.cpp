@@ -215,11 +215,6 @@ void check_lora(const Options& o) {
         fail("--matmul-dtype fp8: expected storage with --lora, whose products read the inputs' values");
 }
 
-void check_pipeline(const Options& o) {
-    if (o.matmul_dtype == MatmulDType::fp8)
-        fail("--pp ", o.pp, ": expected --matmul-dtype storage, found --matmul-dtype fp8");
-}
-
 void check_frozen_codes(const Options& o) {
     if (o.lora == 0 && o.freeze.empty())
         fail("--frozen-dtype fp8: expected frozen weights, by --lora or --freeze, found none");
@@ -266,7 +261,6 @@ void resolve(Options& options) {
         fail("--tp ", options.tp, ": expected --frozen-dtype storage, found --frozen-dtype fp8");
     if (options.pp_chunks > 1 && options.pp == 1)
         fail("--pp-chunks ", options.pp_chunks, ": expected --pp of at least 2, found 1");
-    if (options.pp > 1) check_pipeline(options);
     if (options.frozen_dtype == MatmulDType::fp8) check_frozen_codes(options);
     if (options.out.empty()) fail("--out: expected a directory, found \"\"");
     micro_batches(options, options.tp * options.pp);

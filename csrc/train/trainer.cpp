@@ -195,7 +195,8 @@ void resume_adapters(Trainer& t, const std::string& states) {
     SafetensorsFile(states).read(base_name, make_tensor(expected.data(), DType::f64, {4}));
     const std::array<double, 4> unknown{};
     if (found == unknown || expected == unknown)
-        t.warn(t.resumed_from + ": its base is not compared with --model, as one of the runs has --tp or --pp");
+        t.warn(t.resumed_from +
+               ": its base is not compared with --model, as one of the runs has --tp or --pp");
     else if (found != expected)
         fail("--model ", t.options.model, ": expected the weights beside which the adapters of ",
              t.resumed_from, " were trained, found others");
@@ -608,11 +609,11 @@ std::vector<Saturated> Trainer::saturated_tensors(const int32_t* counts) const {
         std::istringstream numbers(text);
         for (int64_t slot = 0, count = 0; numbers >> slot >> count;) all_ranks[slot] += count;
     }
-    const int64_t rows = options.batch_size * options.seq_len, passes = accumulation * ranks.count;
+    const int64_t rows = options.batch_size * options.seq_len, passes = accumulation * mesh.ranks_per_stage();
     std::vector<Saturated> tensors;
     for (const auto& [slot, count] : all_ranks)
-        tensors.push_back(
-            {slot_name(config, slot), count, passes * slot_elements(model.parameters, slot, rows)});
+        tensors.push_back({slot_name(config, slot), count,
+                           passes * slot_elements(model.config, model.parameters, slot, rows)});
     return tensors;
 }
 
