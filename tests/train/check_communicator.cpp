@@ -169,6 +169,19 @@ void check_type(Communicator& ranks, const Context& context, DType dtype, int64_
     }
 }
 
+// Each rank sends to the next one and receives from the one before, more than a connection holds: none can wait for another.
+void check_transfer(Communicator& ranks, const Context& context) {
+    constexpr int64_t count = int64_t{4} << 20;
+    const int64_t next = (ranks.rank + 1) % ranks.size, before = (ranks.rank + ranks.size - 1) % ranks.size;
+    const Values<float> own(DType::f32, count, ranks.rank);
+    Values<float> received(DType::f32, count, ranks.rank);
+    const Transfer transfers[] = {{own.tensor, next, false}, {received.tensor, before, true}};
+    transfer(context, ranks, transfers);
+    bool good = true;
+    for (int64_t i = 0; i < count; i++) good &= received.at(i) == element(before, i);
+    check(good, "transfer");
+}
+
 // A call that throws inside a group: what comes behind is as if it had not been.
 void check_dropped_group(Communicator& ranks, const Context& context) {
     Values<float> lost(DType::f32, 8, ranks.rank), sum(DType::f32, 8, ranks.rank);
@@ -298,6 +311,7 @@ TEST(check_collectives) {
     check_bits(*ranks, *channel, context);
     check_split(*ranks, context);
     check_dropped_group(*ranks, context);
+    check_transfer(*ranks, context);
     check_gathers(*channel);
     const std::vector<std::string> texts = channel->gather("names", "rank " + std::to_string(launch.rank));
     for (int64_t r = 0; r < launch.size; r++)

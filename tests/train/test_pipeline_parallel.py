@@ -39,6 +39,7 @@ MESHES = {
 CHANGES = {
     "tied-gqa": {"num_hidden_layers": 5, "intermediate_size": 132},
     "untied-mha": {"num_hidden_layers": 4, "intermediate_size": 152},
+    "sixteens": {"num_hidden_layers": 4},
     "qwen2": {"num_hidden_layers": 3},
     "qwen3": {"num_hidden_layers": 3, "num_key_value_heads": 2},
     "gpt2": {"n_layer": 7},
@@ -145,7 +146,7 @@ NEAR = {
     "case", [pytest.param(each, marks=() if each in ("fp16", "delayed") else SLOW) for each in NEAR]
 )
 def test_rounded_numbers(train, data, tmp_path, model, case):
-    """In narrow types, with recomputation; the scales of fp16 and of fp8 are those of one rank, to rounding."""
+    """In narrow types, with recomputation; the scales of fp16 and fp8 are those of one rank, to rounding."""
     more = {"total_batch_size": 8 * T} | NEAR[case] | SHORT | model("sixteens")
     for out, of in (("alone", ALONE), ("mesh", MESHES["pp 2 x 2 dp 2" if case == "stored" else "pp 2 dp 2"])):
         train(*flags(data, tmp_path / out, **more | of))
@@ -226,6 +227,7 @@ def test_the_weights_at_the_start(train, data, tmp_path, model, name):
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         np.testing.assert_allclose(found[key], value, rtol=0, atol=1e-29, err_msg=key)  # biases were 0
+    np.testing.assert_allclose(losses(tmp_path / "mesh"), losses(tmp_path / "alone"), rtol=2e-6)
     index = json.loads((tmp_path / "mesh/step_000001/model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == expected.keys()
     assert index["metadata"]["total_size"] == sum(value.nbytes for value in expected.values())
