@@ -169,11 +169,12 @@ double backward_flops(const Call& call) {
     " test(B=1, T=63, S=63, NH=4, NKV=2, HD=128) test(B=1, T=129, S=129, NH=3, NKV=3, HD=128)"          \
     " test(B=1, T=200, S=200, NH=8, NKV=2, HD=64) test(B=1, T=520, S=520, NH=2, NKV=1, HD=128)"         \
     " test(B=2, T=1, S=300, NH=4, NKV=1, HD=128) test(B=1, T=65, S=131, NH=4, NKV=2, HD=64)"            \
+    " test(B=1, T=65, S=193, NH=4, NKV=2, HD=64)"                                                       \
     " test(B=1, T=140, S=67, NH=2, NKV=2, HD=64)"                                                       \
     " test_large(B=1, T=1000, S=1000, NH=4, NKV=1, HD=64)"                                              \
     " test_large(B=1, T=4096, S=4096, NH=1, NKV=1, HD=128)"                                             \
     " test_large(B=1, T=4096, S=4096, NH=2, NKV=1, HD=64) test_large(B=1, T=513, S=3000, NH=2, NKV=1, " \
-    "HD=64)"
+    "HD=64) test_large(B=2, T=1000, S=3048, NH=4, NKV=2, HD=128)"
 
 Operation attention_forward(
     "attention_forward<T: f32 bf16 fp16 f64, A: arithmetic(T)>"

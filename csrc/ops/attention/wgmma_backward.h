@@ -12,7 +12,15 @@ struct Statistics {
     int64_t padded;
 };
 
-// wgmma_backward_turns.hip: calls without masks but, perhaps, the diagonal, heads of 64 or 128. workspace: behind the statistics.
+constexpr int keys_per_turn = 128;
+// Whether wgmma_backward_turns.hip computes a call with heads of 64 or 128: of queries that see all keys, up to their own where causal.
+// Queries then may begin after some blocks of keys, as those of a piece of a sequence do.
+inline bool takes_turns(int64_t queries, int64_t keys, bool has_first, bool has_ends, bool causal,
+                        int64_t window) {
+    if (has_first || (window > 0 && window < keys)) return false;
+    return causal ? (keys - queries) % keys_per_turn == 0 : !has_ends && keys == queries;
+}
+// workspace: behind the statistics.
 template <class E>
 void attention_backward_wgmma_turns(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
                                     View<const E, 4> q, View<const E, 4> k, View<const E, 4> v,

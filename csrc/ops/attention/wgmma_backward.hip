@@ -1,7 +1,7 @@
-// Attention backward for Hopper, variant `wgmma` of attention.hip. Calls without masks run wgmma_backward_turns.hip. Calls with
-// masks beside the diagonal run the two kernels of flash_backward.hip here, one that owns keys and one that owns queries, in the shape of
-// wgmma_forward.hip: seven products, and each sum belongs to one warpgroup. A warpgroup's products run one after another on the
-// tensor cores while it computes p and ds of finished ones; the last product of a step runs beside the first ones of the next.
+// Attention backward for Hopper, variant `wgmma` of attention.hip. Calls that take turns (wgmma_backward.h) run
+// wgmma_backward_turns.hip. Others run the two kernels of flash_backward.hip here, one that owns keys and one that owns queries, in
+// the shape of wgmma_forward.hip: seven products, and each sum belongs to one warpgroup. A warpgroup's products run one after another
+// on the tensor cores while it computes p and ds of finished ones; the last product of a step runs beside the first ones of the next.
 //
 // A block of keys walks over the queries that see one of them, and a block of queries over the keys that one of them sees.
 // Neighbouring queries see a key, as the first and the last key of a query never fall.
@@ -343,9 +343,10 @@ void attention_backward_wgmma(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<
         launch(Grid(blocks_for(B * padded * NH * (HD / vector_size<E>), 256), 256, context.stream),
                attention_backward_wgmma_kernel_statistics<E, HD>, scaled_lse, delta, dout, out, lse, padded);
         const Statistics statistics{scaled_lse, delta, padded};
-        const bool is_plain = q.shape[3] == HD && visible.is_plain();
+        const bool in_turns = q.shape[3] == HD && takes_turns(visible.queries, visible.keys, visible.first,
+                                                              visible.ends, causal, window);
         if constexpr (kind != no_masks)
-            if (causal || !is_plain)
+            if (!in_turns)
                 return launch_masked<E, HD, kind>(dq, dk, dv, dout, q, k, v, visible, statistics,
                                                   static_cast<float>(scale), context.stream);
         attention_backward_wgmma_turns(dq, dk, dv, dout, q, k, v, statistics, static_cast<float>(scale),
@@ -358,8 +359,11 @@ template decltype(attention_backward_wgmma<fp16>) attention_backward_wgmma<fp16>
 
 int64_t attention_backward_wgmma_workspace(const Call& call) {
     const int64_t queries = call["B"] * call["NH"] * padded_time(call["T"]), HD = call["HD"];
-    const bool masked = !is_plain(call) || (HD != 64 && HD != 128);
-    return 2 * queries * 4 + (masked ? 0 : attention_backward_wgmma_turns_bytes(queries, HD));
+    const bool in_turns =
+        takes_turns(call["T"], call["S"], call.operand("first").data, call.operand("end").data,
+                    call.number("causal") != 0, static_cast<int64_t>(call.number("window"))) &&
+        (HD == 64 || HD == 128);
+    return 2 * queries * 4 + (in_turns ? attention_backward_wgmma_turns_bytes(queries, HD) : 0);
 }
 
 }  // namespace llamac

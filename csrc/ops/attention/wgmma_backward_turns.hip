@@ -1,5 +1,6 @@
-// Attention backward for Hopper without masks: one kernel of five products, deterministic. A block owns 128 keys of a key/value
-// head and walks over the queries that see them, 64 a step. Four warpgroups:
+// Attention backward for Hopper without masks, or where causal with a multiple of 128 keys before the queries (takes_turns()): one
+// kernel of five products, deterministic. A block owns 128 keys of a key/value head and walks over the queries that see them, 64 a
+// step. Four warpgroups:
 //
 //   helpers     one thread copies q and dout (TMA); one waits for the block's turns, one passes them on
 //   two owners  64 keys each: s' = k q', dp' = v dout', dv += p' dout, dk += ds' q; ds' goes to LDS
@@ -21,6 +22,7 @@ namespace llamac {
 namespace {
 
 constexpr int owners = 2, rows = 64 * owners, step = 64;
+static_assert(rows == keys_per_turn);
 // Registers of a thread of each warpgroup; together those that four warpgroups begin with.
 constexpr int helper_registers = 24, owner_registers = 208, adder_registers = 72;
 static_assert(helper_registers + owners * owner_registers + adder_registers == 4 * 128);
@@ -41,11 +43,13 @@ struct Shared {
 
 #if defined(LLAMAC_WARPGROUP_CODE)
 // A block's steps: the last queries first, all heads of the group, down to the block's own queries or, where not causal, the first.
+// before: keys before the first query's own.
 template <bool causal>
 struct Steps {
     int count, query, head = 0, group;
-    __device__ Steps(int queries, int block, int group_) : query((queries - 1) / step * step), group(group_) {
-        count = ((query - (causal ? block * rows : 0)) / step + 1) * group;
+    __device__ Steps(int queries, int before, int block, int group_)
+        : query((queries - 1) / step * step), group(group_) {
+        count = ((query - (causal ? max(block * rows - before, 0) : 0)) / step + 1) * group;
     }
     __device__ void next() {
         if (++head < group) return;
@@ -55,9 +59,10 @@ struct Steps {
 
 template <bool causal, class E, int HD>
 __device__ void copy(Shared<E, HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
-                     const TensorMap& v, const Statistics& statistics, int queries, int group, int heads) {
+                     const TensorMap& v, const Statistics& statistics, int queries, int before, int group,
+                     int heads) {
     const int block = shared.block, head = shared.head, batch = shared.batch;
-    Steps<causal> steps(queries, block, group);
+    Steps<causal> steps(queries, before, block, group);
     const auto load = [&](int stage) {
         SharedBarrier& full = shared.full[stage];
         const int query_head = head * group + steps.head;
@@ -76,8 +81,8 @@ __device__ void copy(Shared<E, HD>& shared, const TensorMap& q, const TensorMap&
     for (int n = 1; n < steps.count; n++) {
         // An owner that has made ds of step n - 2 has done with the queries of step n - 3.
         if (n >= 2) {
-            const Stage<shared.ds_stages> before(n - 2);
-            shared.ds_full[before.index].wait(before.phase);
+            const Stage<shared.ds_stages> earlier(n - 2);
+            shared.ds_full[earlier.index].wait(earlier.phase);
         }
         load(n % shared.stages);
     }
@@ -86,10 +91,10 @@ __device__ void copy(Shared<E, HD>& shared, const TensorMap& q, const TensorMap&
 // turns: of each head and step, how many blocks have added. Two threads: one lets the adder begin, the other announces
 // its sums once they are in memory, for which the adder cannot wait.
 template <bool causal, class E, int HD>
-__device__ void follow_turns(Shared<E, HD>& shared, int* turns, int queries, int group, int heads, int padded,
-                             bool gives) {
+__device__ void follow_turns(Shared<E, HD>& shared, int* turns, int queries, int before, int group, int heads,
+                             int padded, bool gives) {
     const int block = shared.block, head = shared.batch * heads + shared.head * group;
-    Steps<causal> steps(queries, block, group);
+    Steps<causal> steps(queries, before, block, group);
     for (int n = 0; n < steps.count; n++, steps.next()) {
         const Stage<shared.ds_stages> at(n);
         int* const turn = turns + ((head + steps.head) * padded + steps.query) / step;
@@ -107,7 +112,8 @@ __device__ void follow_turns(Shared<E, HD>& shared, int* turns, int queries, int
 }
 
 template <bool causal, class E, int HD>
-__device__ void compute_keys(Shared<E, HD>& shared, View<E, 4>& dk, View<E, 4>& dv, int group, float scale) {
+__device__ void compute_keys(Shared<E, HD>& shared, View<E, 4>& dk, View<E, 4>& dv, int queries, int before,
+                             int group, float scale) {
     constexpr bool roomy = HD == 64;
     const Consumer consumer;
     const int own = consumer.index * 64, matrix = lane_index() / 8, matrix_row = lane_index() % 8;
@@ -118,7 +124,8 @@ __device__ void compute_keys(Shared<E, HD>& shared, View<E, 4>& dk, View<E, 4>& 
     // Where a lane's row of the first four 8x8 matrices of ds goes; the others differ in these bits.
     const uint32_t ds_at = shared_address(
         shared.ds[0].at(own + consumer.thread / warp_size * 16 + matrix % 2 * 8 + matrix_row, matrix / 2));
-    const int count = Steps<causal>(static_cast<int>(dk.shape[1]), __shfl(shared.block, 0), group).count;
+    const int block = __shfl(shared.block, 0), count = Steps<causal>(queries, before, block, group).count,
+              last = block * rows >= before ? rows / step * group : 0;  // steps on the diagonal
     shared.own_full.wait(0);
     for (int n = 0; n < count; n++) {
         const Stage<shared.stages> stage(n);
@@ -144,8 +151,8 @@ __device__ void compute_keys(Shared<E, HD>& shared, View<E, 4>& dk, View<E, 4>& 
             s[i + 2] = fast_exp2(fmaf(s[i + 2], scale * log2_e, -shift.x));
             s[i + 3] = fast_exp2(fmaf(s[i + 3], scale * log2_e, -shift.y));
         }
-        if (const int left = count - 1 - n; causal && left < rows / step * group) {
-            const int query = left < group ? 0 : step;  // from the block's first key on
+        if (const int left = count - 1 - n; causal && left < last) {
+            const int query = left < last / 2 ? 0 : step;  // from the block's first key on
 #pragma unroll
             for (int i = 0; i < step / 2; i++)
                 if (query + i / 4 * 8 + consumer.column + i % 2 < own + consumer.row + i / 2 % 2 * 8)
@@ -196,11 +203,11 @@ __device__ void compute_keys(Shared<E, HD>& shared, View<E, 4>& dk, View<E, 4>& 
 
 // sums, f32[B,NH,padded,HD], lie as threads hold them: of 64 rows and 8 columns, four sums of each thread after another.
 template <bool causal, class E, int HD>
-__device__ void add_queries(Shared<E, HD>& shared, float* sums, int queries, int group, int heads,
+__device__ void add_queries(Shared<E, HD>& shared, float* sums, int queries, int before, int group, int heads,
                             int padded) {
     const int thread = static_cast<int>(threadIdx.x) % warpgroup_size, block = __shfl(shared.block, 0),
               head = __shfl(shared.batch, 0) * heads + __shfl(shared.head, 0) * group;
-    Steps<causal> steps(queries, block, group);
+    Steps<causal> steps(queries, before, block, group);
     float sum[32];
     shared.own_full.wait(0);
     for (int n = 0; n < steps.count; n++, steps.next()) {
@@ -248,7 +255,8 @@ __global__ void __launch_bounds__(warpgroups* warpgroup_size, 1)
                                           LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                           LLAMAC_KERNEL_CONSTANT const TensorMap k,
                                           LLAMAC_KERNEL_CONSTANT const TensorMap v, Statistics statistics,
-                                          float* sums, int* turns, int* begun, int group, float scale) {
+                                          float* sums, int* turns, int* begun, int queries, int group,
+                                          float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
     Shared<E, HD>& shared = aligned_shared_memory<Shared<E, HD>>();
     if (threadIdx.x == 0) {
@@ -269,19 +277,19 @@ __global__ void __launch_bounds__(warpgroups* warpgroup_size, 1)
         fence_barrier_init();
     }
     __syncthreads();
-    const int queries = static_cast<int>(dk.shape[1]), heads = static_cast<int>(dk.shape[2]) * group,
+    const int before = static_cast<int>(dk.shape[1]) - queries, heads = static_cast<int>(dk.shape[2]) * group,
               padded = static_cast<int>(statistics.padded), thread = static_cast<int>(threadIdx.x);
     if (thread / warpgroup_size == helpers) {
         warpgroup_release_registers<helper_registers>();
-        if (thread == 0) copy<causal>(shared, q, dout, k, v, statistics, queries, group, heads);
+        if (thread == 0) copy<causal>(shared, q, dout, k, v, statistics, queries, before, group, heads);
         if (thread == warp_size || thread == 2 * warp_size)
-            follow_turns<causal>(shared, turns, queries, group, heads, padded, thread == warp_size);
+            follow_turns<causal>(shared, turns, queries, before, group, heads, padded, thread == warp_size);
     } else if (thread / warpgroup_size < adder) {
         warpgroup_acquire_registers<owner_registers>();
-        compute_keys<causal>(shared, dk, dv, group, scale);
+        compute_keys<causal>(shared, dk, dv, queries, before, group, scale);
     } else {
         warpgroup_release_registers<adder_registers>();
-        add_queries<causal>(shared, sums, queries, group, heads, padded);
+        add_queries<causal>(shared, sums, queries, before, group, heads, padded);
     }
 #endif
 }
@@ -319,8 +327,8 @@ void launch_turns(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> 
     launch(Grid(blocks_for((k.shape[1] + rows - 1) / rows * NKV * B, 1), warpgroups * warpgroup_size, stream,
                 aligned_shared_bytes<Shared<E, HD>>),
            attention_backward_wgmma_turns_kernel<E, HD, causal>, dk, dv, map_of(dout, step), map_of(q, step),
-           map_of(k, rows), map_of(v, rows), statistics, sums, turns, begun, static_cast<int>(NH / NKV),
-           scale);
+           map_of(k, rows), map_of(v, rows), statistics, sums, turns, begun, static_cast<int>(q.shape[1]),
+           static_cast<int>(NH / NKV), scale);
     launch(Grid(blocks_for(padded / step * NH * B, 1), warpgroup_size, stream),
            attention_backward_wgmma_turns_kernel_round<E, HD>, dq, sums, padded, scale);
 }
