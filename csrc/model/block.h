@@ -106,6 +106,9 @@ inline constexpr std::array<LinearRow, 4> block_linears = [] {
                                       .split = Split::inputs,
                                       .residual = &A::residual_mid}}};
 }();
+inline int64_t index_of(const LinearRow& row) {
+    return &row - block_linears.data();
+}
 
 // Whether the producer of the next row's input reads this row's output.
 constexpr bool feeds(const LinearRow& row, Producer producer) {

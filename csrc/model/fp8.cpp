@@ -19,9 +19,6 @@ enum class Role : uint8_t { input, weight, gradient };
 constexpr int64_t rows_per_block = block_linears.size(), slots_per_block = 3 * rows_per_block,
                   slots_of_head = 3;
 
-int64_t index_of(const LinearRow& row) {
-    return &row - block_linears.data();
-}
 int64_t slot_of(const Linear& linear, Role role) {
     const int64_t first = linear.block * slots_per_block;
     if (!linear.row) return first + static_cast<int64_t>(role);

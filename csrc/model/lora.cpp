@@ -2,15 +2,12 @@
 
 #include <algorithm>
 
+#include "model/block.h"
 #include "model/model.h"
 #include "ops/operations.h"
 
 namespace llamac {
 namespace {
-
-size_t index_of(const LinearRow& row) {
-    return static_cast<size_t>(&row - block_linears.data());
-}
 
 // Rows of planned memory, which a smaller batch does not fill.
 Tensor rows_of(const Tensor& memory, int64_t rows, int64_t columns) {
@@ -19,7 +16,7 @@ Tensor rows_of(const Tensor& memory, int64_t rows, int64_t columns) {
 
 const Tensor& low_of(const Model& m, int64_t layer, const LinearRow& row) {
     const auto rows = static_cast<int64_t>(block_linears.size());
-    const int64_t place = (m.micro_batch * m.config.L + layer) * rows + static_cast<int64_t>(index_of(row));
+    const int64_t place = (m.micro_batch * m.config.L + layer) * rows + index_of(row);
     return m.lora->low[place];
 }
 
