@@ -60,7 +60,7 @@ void set_shape(Tensor& t, const Tensor& like) {
 
 void plan_activations(const std::vector<Activations*>& in_flight, const Config& config, const ModelOptions& o,
                       const std::vector<LayerRange>& layers, const Fp8Blocks& fp8, Arena& arena) {
-    const int64_t B = o.batch_size, T = o.seq_len;
+    const int64_t B = o.batch_size, T = o.own_len();
     const DType dtype = o.precision.weights;
     const bool training = o.training;
     const bool head = layers.back().end == config.L;

@@ -34,6 +34,7 @@ struct Activations {
     Tensor predicted_ids, predicted, predicted_input, predicted_losses;
     Tensor positions;            // of learned positions: each token's, in its document
     Tensor cis;                  // cosines and sines of RoPE: of the longest sequence, seen as the batch's T
+    int64_t cis_len = 0;         // with context parallelism: the T of the sequences that `cis` is for
     Tensor embedding;            // the input of the model's first block
     std::vector<Tensor> inputs;  // those of its later chunks' first blocks
     std::vector<BlockActivations> blocks;

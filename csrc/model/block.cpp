@@ -4,6 +4,7 @@
 #include <cmath>
 #include <ranges>
 
+#include "model/context_parallel.h"
 #include "model/linear.h"
 #include "model/model.h"
 #include "model/tensor_parallel.h"
@@ -149,22 +150,88 @@ void attend_decode(Model& m, int64_t layer, const CachedRows& cached) {
                                  .window = m.config.window_of(layer)});
 }
 
-// Attention. RoPE has rotated the queries, except in a pass of one token per cached sequence.
-void attend(Model& m, int64_t layer, const CachedRows* cached) {
-    if (cached && cached->is_decode) return attend_decode(m, layer, *cached);
+// What attention reads and writes for all rows, or, with context parallelism, for half 0 or 1 of a rank's rows.
+struct AttentionRows {
+    Heads x;  // queries, and the keys and values that they see
+    Tensor out, lse, first;
+};
+AttentionRows half_of(const Model& m, const AttentionRows& all, int64_t half) {
+    const auto [k, v] = keys_of_half(m, half);
+    return {{half_of_heads(all.x.q, half), k, v},
+            half_of_heads(all.out, half),
+            half_of_memory(all.lse, half),
+            half_of_memory(all.first, half)};
+}
+AttentionRows attention_rows(const Model& m, int64_t layer, const Heads& x) {
     const BlockActivations& a = m.activations.blocks[layer];
-    Heads h = split_heads(m, layer, cached);
-    if (cached) h = cached_heads(m, layer, h, *cached);
-    attention_forward(m.context, {.out = attention_heads(m, a.attention),
-                                  .lse = a.lse,
-                                  .q = h.q,
-                                  .k = h.k,
-                                  .v = h.v,
-                                  .first = cached ? Tensor{} : m.activations.mask,
+    return {x, attention_heads(m, a.attention), a.lse, m.activations.mask};
+}
+
+void attend(Model& m, int64_t layer, const AttentionRows& rows) {
+    attention_forward(m.context, {.out = rows.out,
+                                  .lse = rows.lse,
+                                  .q = rows.x.q,
+                                  .k = rows.x.k,
+                                  .v = rows.x.v,
+                                  .first = rows.first,
                                   .end = m.activations.mask_end,
                                   .scale = attention_scale(m),
                                   .causal = m.config.causal,
                                   .window = m.config.window_of(layer)});
+}
+
+// Attention. RoPE has rotated the queries, except in a pass of one token per cached sequence.
+void attend(Model& m, int64_t layer, const CachedRows* cached) {
+    if (cached && cached->is_decode) return attend_decode(m, layer, *cached);
+    AttentionRows all = attention_rows(m, layer, split_heads(m, layer, cached));
+    if (cached) {
+        all.x = cached_heads(m, layer, all.x, *cached);
+        all.first = {};
+    } else if (has_pieces(m)) {
+        gather_keys(m, all.x.k, all.x.v);
+        for (const int64_t half : {0, 1}) attend(m, layer, half_of(m, all, half));
+        return;
+    }
+    attend(m, layer, all);
+}
+
+// dx: the gradients of rows.x. dout: that of rows.out.
+void attend_backward(Model& m, int64_t layer, const Heads& dx, const Tensor& dout,
+                     const AttentionRows& rows) {
+    attention_backward(m.context, {.dq = dx.q,
+                                   .dk = dx.k,
+                                   .dv = dx.v,
+                                   .dout = dout,
+                                   .out = rows.out,
+                                   .lse = rows.lse,
+                                   .q = rows.x.q,
+                                   .k = rows.x.k,
+                                   .v = rows.x.v,
+                                   .first = rows.first,
+                                   .end = m.activations.mask_end,
+                                   .scale = attention_scale(m),
+                                   .causal = m.config.causal,
+                                   .window = m.config.window_of(layer)});
+}
+
+// gathered: a recomputation has just gathered the layer's keys.
+void attend_backward(Model& m, int64_t layer, bool gathered) {
+    const Activations& d = m.activations;
+    const AttentionRows all = attention_rows(m, layer, split_heads(m, layer));
+    const Heads dx = split_heads(m, d.dqkv, d.dqkv);
+    const Tensor dout = attention_heads(m, d.dattention);
+    if (has_pieces(m)) {
+        if (!gathered) gather_keys(m, all.x.k, all.x.v);
+        for (const int64_t half : {0, 1}) {
+            const auto [dk, dv] = key_gradients_of_half(m, half);
+            attend_backward(m, layer, {half_of_heads(dx.q, half), dk, dv}, half_of_heads(dout, half),
+                            half_of(m, all, half));
+        }
+        sum_key_gradients(m, dx.k, dx.v);
+    } else {
+        attend_backward(m, layer, dx, dout, all);
+    }
+    if (m.hook) show_heads(m, "dact.", layer, dx);
 }
 
 // The input of a norm, or the residual that a linear adds.
@@ -280,8 +347,10 @@ const Tensor& input_gradient(const Model& m, const LinearRow& row) {
     return row.norm && m.config.post_norm ? m.activations.dresidual : m.activations.*row.dx;
 }
 
-// The backward of the operation that computes a linear's input, from its gradient row.dx. rewrites: also rewrites the input.
-void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewrites, bool accumulate) {
+// The backward of the operation that computes a linear's input, from its gradient row.dx. again: what a recomputation has computed.
+// rewrites: also rewrites the input.
+void backward_producer(Model& m, int64_t layer, const LinearRow& row, const Recomputed& again, bool rewrites,
+                       bool accumulate) {
     const BlockActivations& a = m.activations.blocks[layer];
     const Activations& d = m.activations;
     const Tensor written = rewrites ? a.*row.x : Tensor{};
@@ -290,25 +359,8 @@ void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewri
         norm_backward(m, norm_of(m, layer, row), own_rows(m, input_gradient(m, row)), !m.config.post_norm,
                       own_rows(m, written), accumulate);
         return rewrites ? gather_rows(m, written) : void();
-    case Producer::attention: {
-        const Heads h = split_heads(m, layer), dh = split_heads(m, d.dqkv, d.dqkv);
-        attention_backward(m.context, {.dq = dh.q,
-                                       .dk = dh.k,
-                                       .dv = dh.v,
-                                       .dout = attention_heads(m, d.dattention),
-                                       .out = attention_heads(m, a.attention),
-                                       .lse = a.lse,
-                                       .q = h.q,
-                                       .k = h.k,
-                                       .v = h.v,
-                                       .first = m.activations.mask,
-                                       .end = m.activations.mask_end,
-                                       .scale = attention_scale(m),
-                                       .causal = m.config.causal,
-                                       .window = m.config.window_of(layer)});
-        if (m.hook) show_heads(m, "dact.", layer, dh);
-        return;
-    }
+    case Producer::attention:
+        return attend_backward(m, layer, again.input);
     case Producer::activation:
         if (input_as_codes(m, layer, row)) return;  // quantize_gradient() computes the codes of the gradient
         if (m.config.is_gated())
@@ -489,7 +541,7 @@ void backward_block(Model& m, int64_t layer, bool accumulate) {
         if (has_adapter(m, row)) lora_backward_input(m, layer, row, reaches ? dx : Tensor{}, d.*row.dout);
         if (reaches && row.split == Split::outputs) reduce_rows(m, own_rows(m, dx), dx);
         if (reaches) show_gradient(m, layer, row.x, dx);
-        if (reaches || rewrites) backward_producer(m, layer, row, rewrites, accumulate);
+        if (reaches || rewrites) backward_producer(m, layer, row, again, rewrites, accumulate);
         Quantizable x = input_of(m, layer, row, true);
         x.rows = {};
         if (again.input_alone()) quantize_input(m, layer, row, x, true);

@@ -19,7 +19,8 @@ Tensor positions_of(const Tensor& cis, int64_t first, int64_t count) {
 void prefill_part(Model& m, int64_t sequence, const int32_t* tokens, int64_t first, int64_t count) {
     KvCache& c = *m.cache;
     const int64_t begin = c.begins[sequence], position = begin + first;
-    set_batch(m, tokens, tokens, 1, count);
+    reshape_activations(m.activations, m.config, 1, count);
+    copy_bytes_async(m.context, m.activations.tokens.data, tokens, m.activations.tokens.bytes());
     forward_cached(m, {.cache = &c,
                        .sequence = sequence,
                        .begin = begin,
@@ -81,7 +82,7 @@ void plan_cache(KvCache& cache, const Config& c, CacheSize size, DType dtype, Ar
 
 void try_cache(Model& m) {
     KvCache& c = *m.cache;
-    const int64_t T = std::min(m.options.seq_len, c.size.positions);
+    const int64_t T = std::min(m.options.own_len(), c.size.positions);
     c.begins.assign(1, 0);
     reshape_activations(m.activations, m.config, 1, T);
     forward_cached(m, {.cache = &c,
@@ -93,7 +94,7 @@ void try_cache(Model& m) {
     std::vector<float> none;
     logits_of_rows(m, 0, c.size.sequences, none);
     argmax_of_rows(m, m.activations.tokens);
-    reshape_activations(m.activations, m.config, m.options.batch_size, m.options.seq_len);
+    reshape_activations(m.activations, m.config, m.options.batch_size, m.options.own_len());
 }
 
 void begin_sequences(Model& m, std::span<const int64_t> lengths) {
@@ -115,7 +116,7 @@ void prefill(Model& m, int64_t sequence, std::span<const int32_t> tokens, std::v
     CHECK(length > 0 && length == m.cache->end - m.cache->begins[sequence]);
     int64_t count = 0;
     for (int64_t first = 0; first < length; first += count) {
-        count = std::min(m.options.seq_len, length - first);
+        count = std::min(m.options.own_len(), length - first);
         prefill_part(m, sequence, tokens.data() + first, first, count);
     }
     logits_of_rows(m, count - 1, 1, logits);

@@ -61,7 +61,7 @@ void try_cache(Model& model);
 
 // Empties the cache and announces prompts of these lengths.
 void begin_sequences(Model& model, std::span<const int64_t> lengths);
-// Prefills one sequence with the length announced in begin_sequences(). logits [V]: of the next token.
+// Prefills one sequence, whole on each rank, with the length announced in begin_sequences(). logits [V]: of the next token.
 void prefill(Model& model, int64_t sequence, std::span<const int32_t> tokens, std::vector<float>& logits);
 // The next token of each sequence, after all prompts; logits [sequences, V].
 void decode(Model& model, std::span<const int32_t> tokens, std::vector<float>& logits);

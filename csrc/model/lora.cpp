@@ -62,7 +62,7 @@ void check_lora(const Config& config, const Lora& lora) {
 void plan_lora(LoraState& state, const Config& c, const Parameters& p, const ModelOptions& o, Arena& arena) {
     state.targets = lora_targets(c, o.lora);
     const BlockParameters& first = p.blocks[p.layers.front().first];
-    const int64_t N = o.batch_size * o.seq_len;
+    const int64_t N = o.rows();
     int64_t largest = 0, widest = 0;
     for (const LinearRow& row : block_linears) {
         if ((first.*row.adapter).a.shape.empty()) continue;

@@ -1,6 +1,6 @@
 // The mesh of a run's ranks. Its axes, from the innermost: tensor parallelism, which divides each layer among its ranks
-// (Shoeybi et al., "Megatron-LM", 2019), data parallelism, which divides each batch (model/sharding.h), and pipeline parallelism, which
-// divides the layers into stages (model/pipeline.h).
+// (Shoeybi et al., "Megatron-LM", 2019), context parallelism, which divides each sequence (model/context_parallel.h), data parallelism,
+// which divides each batch (model/sharding.h), and pipeline parallelism, which divides the layers into stages (model/pipeline.h).
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -15,19 +15,52 @@ struct Axis {
 };
 
 struct Mesh {
-    Axis tensor, data, pipeline;
+    Axis tensor, context, data, pipeline;
 
     // A rank of the last stage, which has the losses.
-    int64_t rank_of(int64_t tensor_rank, int64_t data_rank) const {
-        return ((pipeline.ranks - 1) * data.ranks + data_rank) * tensor.ranks + tensor_rank;
+    int64_t rank_of(int64_t tensor_rank, int64_t context_rank, int64_t data_rank) const {
+        const int64_t stage = (pipeline.ranks - 1) * data.ranks;
+        return ((stage + data_rank) * context.ranks + context_rank) * tensor.ranks + tensor_rank;
     }
-    int64_t ranks_per_stage() const { return data.ranks * tensor.ranks; }
+    // The context and the data axis as one: its ranks have the same weights and different tokens.
+    Axis replicas() const { return {data.rank * context.ranks + context.rank, data.ranks * context.ranks}; }
+    int64_t ranks_per_stage() const { return data.ranks * context.ranks * tensor.ranks; }
 };
-// Of `ranks` ranks; `tensor` * `pipeline` divides their number.
-inline Mesh make_mesh(int64_t rank, int64_t ranks, int64_t tensor, int64_t pipeline) {
+// Of `ranks` ranks; `tensor` * `context` * `pipeline` divides their number.
+inline Mesh make_mesh(int64_t rank, int64_t ranks, int64_t tensor, int64_t context, int64_t pipeline) {
     const int64_t per_stage = ranks / pipeline, in_stage = rank % per_stage;
-    return {
-        {in_stage % tensor, tensor}, {in_stage / tensor, per_stage / tensor}, {rank / per_stage, pipeline}};
+    return {{in_stage % tensor, tensor},
+            {in_stage / tensor % context, context},
+            {in_stage / tensor / context, per_stage / tensor / context},
+            {rank / per_stage, pipeline}};
+}
+
+// How context parallelism divides a sequence of T tokens: into 2 * ranks pieces, of which rank i has piece i, then piece
+// 2 * ranks - 1 - i. So all ranks have the same number of pairs of a query and a key that it sees. With one rank, the whole sequence.
+struct Pieces {
+    Axis axis;
+    int64_t T;  // a multiple of 2 * ranks
+
+    int64_t size() const { return T / (2 * axis.ranks); }
+    // Tokens of the sequence before half 0 or 1 of a rank's tokens.
+    int64_t start(int64_t rank, int64_t half) const {
+        return (half ? 2 * axis.ranks - 1 - rank : rank) * size();
+    }
+    int64_t start(int64_t half) const { return start(axis.rank, half); }
+    // Which rank has token t, and its place among this rank's tokens.
+    struct Place {
+        int64_t rank, token;
+    };
+    Place place(int64_t t) const {
+        if (axis.ranks == 1) return {0, t};
+        const int64_t piece = t / size(), half = piece < axis.ranks ? 0 : 1;
+        return {half ? 2 * axis.ranks - 1 - piece : piece, half * size() + t % size()};
+    }
+};
+// The least T of at least `tokens` that can be divided.
+inline int64_t divisible_length(const Axis& context, int64_t tokens) {
+    const int64_t pieces = context.ranks > 1 ? 2 * context.ranks : 1;
+    return (tokens + pieces - 1) / pieces * pieces;
 }
 
 // How tensor parallelism divides a weight [out,in] among ranks: by outputs (columns of the product) or by inputs.

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "model/block.h"
+#include "model/context_parallel.h"
 #include "model/linear.h"
 #include "model/optimizer.h"
 #include "model/pipeline.h"
@@ -38,6 +39,7 @@ Tensor flat(const Tensor& t) {
 // The tokens' positions, each in its document or sequence.
 void find_positions(const Model& m, const CachedRows* cached) {
     const Activations& a = m.activations;
+    if (!cached && has_pieces(m)) return find_positions_of_pieces(m);
     if (!cached) return token_positions(m.context, {.out = a.positions, .first = a.mask, .offset = 0});
     if (!cached->is_decode)
         return token_positions(m.context, {.out = a.positions, .offset = cached->position - cached->begin});
@@ -350,8 +352,10 @@ std::unique_ptr<Communicator> ends_of(Communicator* pipeline) {
     return between ? every(pipeline, true, 1, 1, last - 1) : every(pipeline, true, 0, last, 2);
 }
 
-void make_cis(const Model& m) {
-    for (const Tensor& cis : {m.activations.cis, m.cache ? m.cache->cis : Tensor{}})
+void make_cis(Model& m) {
+    if (has_pieces(m)) make_cis_of_pieces(m);
+    for (const Tensor& cis :
+         {has_pieces(m) ? Tensor{} : m.activations.cis, m.cache ? m.cache->cis : Tensor{}})
         if (cis.data)
             precompute_cis(m.context, {.cis = cis,
                                        .frequency = m.frequency,
@@ -373,6 +377,10 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
       world(pipeline ? stage.get() : all),
       tensor(every(world, options.tensor.ranks > 1, options.sharding.rank * options.tensor.ranks, 1,
                    options.tensor.ranks)),
+      context_ranks(
+          every(world, options.context.ranks > 1,
+                (options.sharding.rank - options.context.rank) * options.tensor.ranks + options.tensor.rank,
+                options.tensor.ranks, options.context.ranks)),
       data(every(world, options.tensor.ranks > 1 && options.sharding.ranks > 1, options.tensor.rank,
                  options.tensor.ranks, options.sharding.ranks)),
       ranks(data                          ? data.get()
@@ -394,12 +402,13 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     for (const LayerRange& chunk : layers)
         CHECK(chunk.first >= 0 && chunk.first < chunk.end && chunk.end <= config.L);
     check_lora(config, options.lora);
+    check_context_parallel(config, options);
     plan_parameters(parameters, config, whole.V, options.precision, options.sharding, options.tensor, layers,
                     options.frozen, options.frozen_codes, options.lora, options.training, arena);
     if (options.lora.rank > 0) plan_lora(lora.emplace(), config, parameters, options, arena);
     if (options.fp8)
-        plan_fp8(fp8.emplace(), *options.fp8, config, parameters, options.batch_size * options.seq_len,
-                 options.micro_batches, arena);
+        plan_fp8(fp8.emplace(), *options.fp8, config, parameters, options.rows(), options.micro_batches,
+                 arena);
     waiting.resize(static_cast<size_t>(options.micro_batches));  // that of `activations` stays empty
     std::vector<Activations*> in_flight = {&activations};
     for (size_t k = 1; k < waiting.size(); k++) in_flight.push_back(&waiting[k]);
@@ -408,6 +417,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     if (options.cache.positions > 0)
         plan_cache(cache.emplace(), config, options.cache, options.precision.weights, arena);
     plan_tensor_parallel(*this);
+    plan_context_parallel(*this);
     if (options.pipeline.ranks > 1) arena.plan("logits", &shared_logits, shaped(DType::f32, {whole.V}));
     if (layers.size() > 1 && options.training)
         arena.plan("activation gradients", &outgoing, own_rows(*this, activations.dresidual));
@@ -426,7 +436,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
 
     // A dry run of a step: operations report their workspaces. The addresses are dummies.
     arena.place(reinterpret_cast<void*>(uintptr_t{1} << 20));
-    reshape_activations(activations, config, options.batch_size, options.seq_len);
+    reshape_activations(activations, config, options.batch_size, options.own_len());
     context.dry_run = true;
     const Range range("dry run");
     make_cis(*this);
@@ -492,14 +502,17 @@ void set_dloss(Model& m, const float* dloss) {
 
 void set_batch(Model& m, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
                const int32_t* first, const int32_t* end) {
+    const Axis& axis = m.options.context;
     CHECK(B * T <= m.options.batch_size * m.options.seq_len && T <= m.options.seq_len);
+    CHECK(divisible_length(axis, T) == T);
     CHECK((!first || m.options.document_mask) && !end == (!first || m.config.causal));
     Activations& a = m.activations;
-    reshape_activations(a, m.config, B, T);
-    copy_bytes_async(m.context, a.tokens.data, tokens, a.tokens.bytes());
-    copy_bytes_async(m.context, a.targets.data, targets, a.targets.bytes());
+    reshape_activations(a, m.config, B, T / axis.ranks);
+    if (has_pieces(m)) make_cis_of_pieces(m);
+    copy_own_tokens(m, a.tokens, tokens);
+    copy_own_tokens(m, a.targets, targets);
     a.mask = first ? a.first : Tensor{};
-    if (first) copy_bytes_async(m.context, a.first.data, first, a.first.bytes());
+    if (first) copy_own_halves(m, a.first, first);
     a.mask_end = end ? a.end : Tensor{};
     if (end) copy_bytes_async(m.context, a.end.data, end, a.end.bytes());
     a.predicted = {};
@@ -573,10 +586,17 @@ void argmax_of_rows(Model& m, const Tensor& found) {
 }
 
 void next_logits(Model& m, const int32_t* tokens, int64_t T, std::vector<float>& logits) {
-    set_batch(m, tokens, tokens, 1, T);  // no losses are made: targets are not read
+    const int64_t length = divisible_length(m.options.context, T);
+    std::vector<int32_t> padded(tokens, tokens + T);
+    padded.resize(static_cast<size_t>(length), tokens[T - 1]);  // which the tokens before do not see
+    // No losses are made: targets are not read.
+    set_batch(m, padded.data(), padded.data(), 1, length);
     begin_fp8_pass(m, false, true);
     forward_stage(m);
-    logits_of_rows(m, T - 1, 1, logits);
+    const auto [rank, row] = Pieces{m.options.context, length}.place(T - 1);
+    if (m.context_ranks && m.parameters.holds_head())
+        broadcast(m.context, *m.context_ranks, slice_rows(head_input(m), row, 1), rank);
+    logits_of_rows(m, row, 1, logits);
 }
 
 }  // namespace llamac

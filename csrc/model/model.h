@@ -30,9 +30,10 @@ struct Model {
     const std::unique_ptr<Communicator> pipeline, first_and_last, stage;
     Communicator* const ends;   // the first and the last stage
     Communicator* const world;  // the ranks that hold the same layers; null for one
-    // The ranks of this rank's tensor axis, null if it has one; of its data axis, null if those are all or one.
-    const std::unique_ptr<Communicator> tensor, data;
-    Communicator* const ranks;  // that are data-parallel; null for one
+    // The ranks of this rank's tensor axis and of its context axis, null if it has one; those with the same part of the weights, null
+    // if those are all or one.
+    const std::unique_ptr<Communicator> tensor, context_ranks, data;
+    Communicator* const ranks;  // that have the same part of the weights; null for one
     // With several groups: the ranks of this rank's group, and the ranks of all groups that hold the same shards.
     const std::unique_ptr<Communicator> group, replicas;
     const Stream stream;
@@ -54,6 +55,9 @@ struct Model {
     // With several stages: the logits of a token; where they have several chunks, the gradient that goes to another one.
     Tensor shared_logits, outgoing;
     Tensor collected;  // with tensor parallelism: parts of tensors on their way to files (train/collect.h)
+    // With context parallelism: keys and values of whole sequences, [B,T,2*NKV*HD], and their gradients; the same as parts of the
+    // ranks, as they are exchanged.
+    Tensor keys, dkeys, key_parts;
     // [1] each, which kernels read where the weights are. dloss: f32, the factor of the losses' gradients, 1 / N for the mean
     // of N. squares: of the gradients. loss_squares: with skip_nonfinite or a scale, of the losses, the optimizer's guard.
     Tensor dloss, squares, lr, step, loss_squares;
@@ -84,7 +88,8 @@ struct Model {
 
 // The batch that the next calls see. tokens, targets: [B,T], ids in [0,V), on the host or the device. first: [B,T], the
 // first position that each token sees (attention.hip), with options.document_mask alone; null: each sees all before it.
-// end: likewise behind the last, where attention is not causal.
+// end: likewise behind the last, where attention is not causal. With context parallelism all its ranks give the same sequences, of a
+// T that 2 * ranks divides, of which each copies its own tokens.
 void set_batch(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
                const int32_t* first = nullptr, const int32_t* end = nullptr);
 // The head of the next calls computes predicted_rows of the batch alone, of which the last is padding. ids, on the host or the
@@ -120,7 +125,7 @@ void logits_of_rows(Model& model, int64_t first, int64_t count, std::vector<floa
 // Writes the argmax of each of the first `count` rows of the last pass to device memory [count] or [count,1], which may be
 // the rows' own tokens; asynchronous.
 void argmax_of_rows(Model& model, const Tensor& found);
-// Logits [V] of the token that follows tokens [T], by a pass over all of them.
+// Logits [V] of the token that follows tokens [T], by a pass over all of them. With context parallelism all its ranks call it.
 void next_logits(Model& model, const int32_t* tokens, int64_t T, std::vector<float>& logits);
 
 }  // namespace llamac

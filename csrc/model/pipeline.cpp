@@ -29,7 +29,7 @@ int64_t state_bytes(const Precision& p) {
 // Of a layer, kept for the backward pass of a micro-batch.
 int64_t activation_bytes(const Config& c, const ModelOptions& o) {
     int64_t bytes = 0;
-    for (const auto& row : block_activations(c, o.batch_size, o.seq_len, o.precision.weights))
+    for (const auto& row : block_activations(c, o.batch_size, o.own_len(), o.precision.weights))
         if (row.present && !is_recomputed(o.recompute, row.member, 0, false)) bytes += row.like.bytes();
     return bytes;
 }
@@ -105,7 +105,7 @@ void transfer(Model& m, const std::vector<PipelineTransfer>& transfers) {
     for (const auto& [pass, peer, incoming] : transfers) {
         use_micro_batch(m, pass.micro_batch % m.options.micro_batches);
         // Since the step before, a batch of another shape may have been here.
-        if (incoming) reshape_activations(m.activations, m.config, m.options.batch_size, m.options.seq_len);
+        if (incoming) reshape_activations(m.activations, m.config, m.options.batch_size, m.options.own_len());
         all.push_back({boundary(m, pass.chunk, incoming, pass.backward), peer, incoming});
     }
     transfer(m.context, *m.pipeline, all);

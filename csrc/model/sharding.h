@@ -1,4 +1,4 @@
-// Sharding among data-parallel ranks; "rank" means one of these here. Levels: nothing (0), the state of the optimizer (1),
+// Sharding among the ranks of the data and the context axis (Mesh::replicas); "rank" means one of these here. Levels: nothing (0), the state of the optimizer (1),
 // also the gradients (2), also the weights (3).
 // Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020.
 //
@@ -25,7 +25,7 @@ struct Sharding {
 
     int64_t groups() const { return ranks / group; }
     int64_t place() const { return rank % group; }
-    // All data-parallel ranks; with several groups, also the group and its replicas.
+    // All ranks; with several groups, also the group and its replicas.
     int64_t communicators() const { return ranks == 1 ? 0 : groups() == 1 ? 1 : 3; }
     bool shares(int64_t from) const { return group > 1 && level >= from; }
     bool shares_states() const { return shares(1); }

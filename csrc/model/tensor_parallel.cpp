@@ -39,10 +39,10 @@ int64_t zero_row(const Model& m) {
 
 void plan_tensor_parallel(Model& m) {
     if (!is_divided(m)) return;
-    const int64_t N = m.options.batch_size * m.options.seq_len, ranks = m.options.tensor.ranks,
-                  chunk = m.activations.logits.shape[0];
+    const int64_t N = m.options.rows(), ranks = m.options.tensor.ranks, chunk = m.activations.logits.shape[0];
     if (N % ranks != 0)
-        fail("--tp ", ranks, ": expected a divisor of --batch-size times --seq-len, found ", N, " tokens");
+        fail("--tp ", ranks, ": expected a divisor of --batch-size times --seq-len",
+             m.options.context.ranks > 1 ? " / cp" : "", ", found ", N, " tokens");
     for (Tensor* ids : {&m.own_tokens, &m.own_targets}) m.arena.plan("tokens", ids, shaped(DType::i32, {N}));
     m.arena.plan("logits", &m.own_softmax, shaped(DType::f32, {chunk, 3}));
     m.arena.plan("logits", &m.softmax, shaped(DType::f32, {ranks, chunk, 3}));

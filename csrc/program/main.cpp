@@ -83,7 +83,8 @@ std::string pipeline_text(const Trainer& t) {
 void describe(Log& log, const Trainer& t, bool copies_state) {
     for (const auto& [heading, rows] : configuration_rows(t.options)) log.table(heading, rows);
     const Config& c = t.config;
-    const std::string mesh = "tensor " + std::to_string(t.mesh.tensor.ranks) + ", data " +
+    const std::string mesh = "tensor " + std::to_string(t.mesh.tensor.ranks) + ", context " +
+                             std::to_string(t.mesh.context.ranks) + ", data " +
                              std::to_string(t.mesh.data.ranks) + pipeline_text(t);
     log.table("this run",
               {{"computes on", computing_device(t.options)},

@@ -263,7 +263,7 @@ void resolve(Options& options) {
         fail("--pp-chunks ", options.pp_chunks, ": expected --pp of at least 2, found 1");
     if (options.frozen_dtype == MatmulDType::fp8) check_frozen_codes(options);
     if (options.out.empty()) fail("--out: expected a directory, found \"\"");
-    micro_batches(options, options.tp * options.pp);
+    micro_batches(options, options.tp * options.cp * options.pp);
 }
 
 }  // namespace
@@ -347,9 +347,10 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
     m.lora = {o.lora, o.lora_alpha > 0 ? o.lora_alpha : static_cast<double>(o.lora),
               split_list(o.lora_targets)};
     const Mesh mesh = mesh_of(o, rank, ranks);
-    m.tensor = mesh.tensor, m.pipeline = mesh.pipeline;
+    m.tensor = mesh.tensor, m.context = mesh.context, m.pipeline = mesh.pipeline;
     if (o.pp > 1) m.micro_batches_per_step = micro_batches(o, ranks), m.chunks = o.pp_chunks;
-    m.sharding = {mesh.data.rank, mesh.data.ranks, o.zero, shard_group(o, mesh.data.ranks), o.reduce_dtype};
+    const Axis replicas = mesh.replicas();
+    m.sharding = {replicas.rank, replicas.ranks, o.zero, shard_group(o, replicas.ranks), o.reduce_dtype};
     if (!fp8) return m;
     const bool fnuz = device_properties().fp8 == Fp8Units::fnuz;
     m.fp8.emplace();
@@ -364,13 +365,22 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
     return m;
 }
 
+namespace {
+
+// The axes that have several ranks, such as "--tp 2 --pp 4".
+std::string axes_text(const Options& o) {
+    std::string text;
+    for (const auto& [name, ranks] : {std::pair{"--tp ", o.tp}, {"--cp ", o.cp}, {"--pp ", o.pp}})
+        if (ranks > 1) text += (text.empty() ? "" : " ") + (name + std::to_string(ranks));
+    return text;
+}
+
+}  // namespace
+
 Mesh mesh_of(const Options& o, int64_t rank, int64_t ranks) {
-    if (ranks % o.tp != 0)
-        fail("--tp ", o.tp, ": expected a divisor of the number of devices, found ", ranks, " devices");
-    if (ranks / o.tp % o.pp != 0)
-        fail("--pp ", o.pp, ": expected a divisor of the number of devices", o.tp > 1 ? " / tp" : "",
-             ", found ", ranks / o.tp);
-    return make_mesh(rank, ranks, o.tp, o.pp);
+    if (ranks % (o.tp * o.cp * o.pp) != 0)
+        fail(axes_text(o), ": expected a divisor of the number of devices, found ", ranks, " devices");
+    return make_mesh(rank, ranks, o.tp, o.cp, o.pp);
 }
 
 int64_t micro_batches(const Options& o, int64_t devices) {
@@ -389,8 +399,8 @@ int64_t micro_batches(const Options& o, int64_t devices) {
         fail(
             "--total-batch-size: micro-batches do not divide it: expected a multiple of batch-size * "
             "seq-len * ",
-            "devices", o.tp > 1 ? " / tp" : "", o.pp > 1 ? " / pp" : "", " = ", o.batch_size, " * ",
-            o.seq_len, " * ", devices, " = ", micro, " tokens, found ", o.total_batch_size);
+            "devices", o.tp > 1 ? " / tp" : "", o.cp > 1 ? " / cp" : "", o.pp > 1 ? " / pp" : "", " = ",
+            o.batch_size, " * ", o.seq_len, " * ", devices, " = ", micro, " tokens, found ", o.total_batch_size);
     const int64_t count = std::max<int64_t>(1, o.total_batch_size / micro);
     if (o.pp_chunks > 1 && count % o.pp != 0)
         fail("--pp-chunks ", o.pp_chunks, ": expected a multiple of --pp ", o.pp,

@@ -78,7 +78,7 @@ struct Options {
     std::optional<bool> graphs;
 
     // Several devices
-    int64_t devices, tp, pp, pp_chunks, zero, shard_group;
+    int64_t devices, tp, cp, pp, pp_chunks, zero, shard_group;
     std::optional<DType> reduce_dtype;
     double collective_timeout;
 
@@ -123,14 +123,14 @@ Schedule schedule_of(const Options& options);
 // The options of the model of one rank. fp8_weights of auto means recomputed.
 ModelOptions model_options(const Options& options, int64_t rank = 0, int64_t ranks = 1);
 
-// The mesh of so many ranks. Throws Error if --tp times --pp does not divide their number.
+// The mesh of so many ranks. Throws Error if --tp times --cp times --pp does not divide their number.
 Mesh mesh_of(const Options& options, int64_t rank, int64_t ranks);
 
 // Micro-batches per step: total-batch-size / (batch-size * seq-len * data-parallel devices). Throws Error if that is not an
 // integer.
 int64_t micro_batches(const Options& options, int64_t devices);
 
-// Data-parallel ranks per sharding group: --shard-group, or all of them. Throws Error if it does not divide their number.
+// Ranks per sharding group: --shard-group, or all `ranks` of Mesh::replicas(). Throws Error if it does not divide their number.
 int64_t shard_group(const Options& options, int64_t ranks);
 
 // The resolved configuration, one line per key; --config and Python's tomllib read back the same values.

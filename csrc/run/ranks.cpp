@@ -106,7 +106,7 @@ void check_launch(const Ranks& ranks, const Options& options) {
              ranks.count, " processes");
     const int64_t devices = std::max(ranks.count, options.devices);
     micro_batches(options, devices);
-    shard_group(options, mesh_of(options, 0, devices).data.ranks);
+    shard_group(options, mesh_of(options, 0, devices).replicas().ranks);
 }
 
 std::vector<std::string> Ranks::exchange(const char* kind, const std::string& text, bool failed) const {

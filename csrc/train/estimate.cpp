@@ -52,7 +52,7 @@ double bytes_over_tensor(const Trainer& t) {
     const ModelOptions& o = t.model.options;
     const auto ranks = static_cast<double>(o.tensor.ranks);
     const double stream =
-        static_cast<double>(t.tokens_per_rank() * t.config.C * size_of(o.precision.weights));
+        static_cast<double>(t.accumulation * o.rows() * t.config.C * size_of(o.precision.weights));
     int64_t layers = 0;
     for (const LayerRange& chunk : t.model.parameters.layers) layers += chunk.end - chunk.first;
     return 4 * static_cast<double>(layers) * stream * 2 * (ranks - 1) / ranks;
@@ -62,9 +62,17 @@ double bytes_over_tensor(const Trainer& t) {
 double bytes_over_pipeline(const Trainer& t) {
     const ModelOptions& o = t.model.options;
     if (o.pipeline.ranks == 1) return 0;
-    return 2 *
-           static_cast<double>(o.chunks * t.tokens_per_rank() * t.config.C * size_of(o.precision.weights)) /
+    return 2 * static_cast<double>(o.chunks * t.accumulation * o.rows() * t.config.C * size_of(o.precision.weights)) /
            static_cast<double>(o.tensor.ranks);
+}
+
+// Likewise for context parallelism: keys and values are gathered in both passes of each block, and their gradients summed.
+double bytes_over_context(const Trainer& t) {
+    const ModelOptions& o = t.model.options;
+    const int64_t row = 2 * t.model.config.NKV * t.config.HD * size_of(o.precision.weights),
+                  others = o.context.ranks - 1;
+    return 3.0 * static_cast<double>(t.config.L * t.accumulation) *
+           static_cast<double>(o.rows() * row * others);
 }
 
 // Bytes that a rank sends in a step (model/zero.h): each gradient is summed, and each weight gathered, over the group.
@@ -166,11 +174,12 @@ Estimate estimate_step(Trainer& t, const PlannedDevice& device) {
     optimizer_step(m, {}, 0);
     m.context.dry_run = false;
     m.context.observer = nullptr;
-    const double in_between = bytes_over_tensor(t) + bytes_over_pipeline(t), meanwhile = exchanged_bytes(t);
-    sum.exchanged = in_between + meanwhile;
+    const double waited_for = bytes_over_tensor(t) + bytes_over_context(t) + bytes_over_pipeline(t),
+                 meanwhile = exchanged_bytes(t);
+    sum.exchanged = waited_for + meanwhile;
     if (device.link_rate > 0) {
         const double rate = link_share * device.link_rate;
-        sum.seconds = std::max(sum.seconds, meanwhile / rate) + in_between / rate;
+        sum.seconds = std::max(sum.seconds, meanwhile / rate) + waited_for / rate;
     }
     return sum;
 }

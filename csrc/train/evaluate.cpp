@@ -10,14 +10,15 @@ namespace llamac {
 
 namespace {
 
-// Mean loss of rows of T tokens in the host memory of the first step.
+// Mean loss of rows of T tokens in the host memory of the first step, which the ranks of a context axis have alike.
 double loss_of_batch(Trainer& t, int64_t rows, int64_t T) {
     CHECK(t.in_flight() == 0);
     const HostBatch batch = t.batches.host(0);
     t.batches.find_ends(batch, rows, T);
     set_batch(t.model, batch.tokens, batch.targets, rows, T, batch.first, batch.end);
     forward(t.model);
-    const double loss = t.model.parameters.holds_head() ? mean_loss(t.model) : 0;
+    const double loss =
+        t.mean_over_context("loss", t.model.parameters.holds_head() ? mean_loss(t.model) : 0);
     if (t.between) t.between();
     return loss;
 }
@@ -50,8 +51,8 @@ double validate(Trainer& t) {
         const std::vector<double> all_ranks = ranks.gather("loss", loss_of_batch(t, B, options.seq_len)),
                                   their_tokens = ranks.gather("targets", static_cast<double>(tokens));
         for (int64_t rank = 0; rank < std::min(data.ranks, batches - first); rank++) {
-            losses[first + rank] = all_ranks[t.mesh.rank_of(0, rank)];
-            counted[first + rank] = their_tokens[t.mesh.rank_of(0, rank)];
+            losses[first + rank] = all_ranks[t.mesh.rank_of(0, 0, rank)];
+            counted[first + rank] = their_tokens[t.mesh.rank_of(0, 0, rank)];
         }
     }
     double sum = 0, rows = 0;
@@ -85,6 +86,9 @@ double validation_bytes_per_target(const Trainer& t) {
 
 double mean_loss_of(Trainer& t, int64_t rows, int64_t T, const FillRows& fill) {
     CHECK(rows > 0);
+    if (divisible_length(t.mesh.context, T) != T)
+        fail("validate: expected rows of a multiple of 2 * cp = ", 2 * t.mesh.context.ranks,
+             " tokens, found ", T);
     const HostBatch batch = t.batches.host(0);
     double sum = 0;
     for (int64_t first = 0; first < rows; first += t.options.batch_size) {

@@ -38,7 +38,7 @@ struct Change {
     Options options;
 };
 
-// The changes of each kind, the smallest first. ranks: of the data axis.
+// The changes of each kind, the smallest first. ranks: of Mesh::replicas(), which share the weights.
 std::vector<Change> sharding_changes(const Options& o, int64_t ranks) {
     std::vector<Change> changes;
     const int64_t now = shard_group(o, ranks);
@@ -78,13 +78,14 @@ std::vector<Change> fp8_changes(const Options& o) {
     change.options.fp8_weights = Fp8Weights::recomputed;
     return {change};
 }
-// The same tokens per step in more micro-batches.
+// The same tokens per step in more micro-batches. ranks: all.
 std::vector<Change> batch_changes(const Options& o, int64_t ranks) {
     std::set<int64_t, std::greater<>> batches;
     for (int64_t parts = 1; parts * parts <= o.batch_size; parts++)
         if (o.batch_size % parts == 0) batches.insert({parts, o.batch_size / parts});
     batches.erase(o.batch_size);
-    const int64_t tokens = micro_batches(o, ranks * o.tp * o.pp) * ranks * o.batch_size * o.seq_len;
+    const int64_t tokens =
+        micro_batches(o, ranks) * mesh_of(o, 0, ranks).data.ranks * o.batch_size * o.seq_len;
     const std::string keep = o.total_batch_size ? "" : " --total-batch-size " + std::to_string(tokens);
     std::vector<Change> changes;
     for (const int64_t batch : batches) {
@@ -126,11 +127,11 @@ int64_t planned_bytes(const Config& config, const Options& options, int64_t rank
 // Flags of the smallest change with which the arena has at most `free` bytes: more recomputation, then smaller micro-batches, then
 // fewer bytes per parameter, then all of them. Empty: none suffice.
 std::string least_change(const Config& config, const Options& options, int64_t ranks, int64_t free) {
-    const int64_t data_ranks = ranks / (options.tp * options.pp);
+    const int64_t replicas = mesh_of(options, 0, ranks).replicas().ranks;
     const std::function<std::vector<Change>(const Options&)> kinds[] = {
-        fp8_changes, [&](const Options& o) { return sharding_changes(o, data_ranks); },
+        fp8_changes, [&](const Options& o) { return sharding_changes(o, replicas); },
         [&](const Options& o) { return recompute_changes(o, config.L); },
-        [&](const Options& o) { return batch_changes(o, data_ranks); }, precision_changes};
+        [&](const Options& o) { return batch_changes(o, ranks); }, precision_changes};
     for (const auto& kind : kinds)
         for (const Change& change : kind(options))
             if (planned_bytes(config, change.options, ranks) <= free) return change.flags;

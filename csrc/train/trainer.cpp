@@ -319,7 +319,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     model.allocate();
     batches.allocate();
     for (int64_t i = 0; i <= max_in_flight; i++)
-        buffers.emplace_back(tokens_per_rank(), verifier ? verifier->hash_count() : 0,
+        buffers.emplace_back(accumulation * model.options.rows(), verifier ? verifier->hash_count() : 0,
                              model.fp8 ? model.fp8->slots : 0);
     while (ends.size() <= buffers.size()) ends.emplace_back();
     warn(take_gemm_choices(model.gemms, o));
@@ -420,8 +420,17 @@ double Trainer::flops_per_token() const {
 double Trainer::sum_over_data(const char* kind, double number) const {
     const std::vector<double> numbers = ranks.gather(kind, number);
     double sum = 0;
-    for (int64_t rank = 0; rank < mesh.data.ranks; rank++) sum += numbers[mesh.rank_of(0, rank)];
+    for (int64_t rank = 0; rank < mesh.data.ranks; rank++) sum += numbers[mesh.rank_of(0, 0, rank)];
     return sum;
+}
+
+double Trainer::mean_over_context(const char* kind, double number) const {
+    if (mesh.context.ranks == 1) return number;
+    const std::vector<double> numbers = ranks.gather(kind, number);
+    double sum = 0;
+    for (int64_t rank = 0; rank < mesh.context.ranks; rank++)
+        sum += numbers[mesh.rank_of(0, rank, mesh.data.rank)];
+    return sum / static_cast<double>(mesh.context.ranks);
 }
 
 void Trainer::fill_batches(const Fill& fill) {
@@ -455,8 +464,8 @@ void Trainer::queue_micro_batch(int64_t micro, StepBuffers& b) {
 void Trainer::end_micro_batch(int64_t micro, StepBuffers& b) {
     const Tensor& losses = model.activations.losses;
     if (model.parameters.holds_head())
-        copy_bytes_async(model.context, b.losses.data + micro * options.batch_size * options.seq_len,
-                         losses.data, losses.bytes());
+        copy_bytes_async(model.context, b.losses.data + micro * model.options.rows(), losses.data,
+                         losses.bytes());
     micro_ends[micro_batches_queued++ % 2].record(model.stream.handle);
 }
 
@@ -586,8 +595,9 @@ StepResult Trainer::finish_step() {
                  options.loss_scale == 0 ? ": the run has diverged"
                                          : "; --loss-scale 0 reduces it where a step overflows");
         });
-    const double loss =
-        sum_over_data("loss", mean(b.losses.data, tokens_per_rank())) / static_cast<double>(mesh.data.ranks);
+    const double own = mean(b.losses.data, accumulation * model.options.rows()),
+                 loss = sum_over_data("loss", mean_over_context("loss", own)) /
+                        static_cast<double>(mesh.data.ranks);
     return {finished,
             loss * b.of_counted,
             grad_norm(b.squares.data[0], scaled ? scale : 1),
@@ -609,7 +619,7 @@ std::vector<Saturated> Trainer::saturated_tensors(const int32_t* counts) const {
         std::istringstream numbers(text);
         for (int64_t slot = 0, count = 0; numbers >> slot >> count;) all_ranks[slot] += count;
     }
-    const int64_t rows = options.batch_size * options.seq_len, passes = accumulation * mesh.ranks_per_stage();
+    const int64_t rows = model.options.rows(), passes = accumulation * mesh.ranks_per_stage();
     std::vector<Saturated> tensors;
     for (const auto& [slot, count] : all_ranks)
         tensors.push_back({slot_name(config, slot), count,

@@ -68,9 +68,13 @@ struct Trainer {
     // Waits for the oldest step in flight. Throws Error if it was verified and a result differs.
     StepResult finish_step();
 
-    // The sum over data-parallel ranks of a number that the ranks of a tensor axis have alike. kind: as in Ranks::gather.
+    // The sum over data-parallel ranks of a number that the ranks of a tensor and a context axis have alike. kind: as in
+    // Ranks::gather.
     double sum_over_data(const char* kind, double number) const;
+    // The mean over the ranks of this rank's context axis.
+    double mean_over_context(const char* kind, double number) const;
     int64_t tokens_per_step() const { return tokens_per_rank() * mesh.data.ranks; }
+    // In whole sequences.
     int64_t tokens_per_rank() const { return accumulation * options.batch_size * options.seq_len; }
     // Of forward and backward. An encoder's head counts for the rows that it computes.
     double flops_per_token() const;
