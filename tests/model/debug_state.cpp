@@ -1,11 +1,13 @@
-// debug_state REFERENCE OUT [dtype] [recompute] [logits bytes] [OPERATION=VARIANT ...] [fp8=RECIPE,GRADIENTS[,head]] [steps=N]
+// debug_state REFERENCE OUT [dtype] [recompute] [logits bytes] [OPERATION=VARIANT ...] [fp8=RECIPE,GRADIENTS[,head]] [steps=N] [cp=N]
 // The C model on the tokens of REFERENCE/debug_state.safetensors, from the weights in REFERENCE: writes every
 // activation, gradient and the ten steps to OUT under the reference's names, in the order of computation. With `first`
 // where the file has it: attention is masked.
 // tests/model/test_model.py compares the two. fp8 (tests/model/test_fp8_model.py): products in fp8; also shows their scales and the
 // gradient of qkv as it enters a product. lora=RANK,ALPHA,TARGET,...: with the adapters in REFERENCE (tests/train/test_adapters.py).
-// steps: shows what follows so many optimizer steps, weights included.
+// steps: shows what follows so many optimizer steps, weights included. cp=N: one of N ranks of a context axis, which a launcher has
+// started; shows the tensors of its own tokens (tests/train/test_context_parallel.py).
 #include <deque>
+#include <optional>
 
 #include "checkpoint/config_json.h"
 #include "checkpoint/weights.h"
@@ -14,6 +16,7 @@
 #include "model/optimizer.h"
 #include "platform/threads.h"
 #include "run/choices.h"
+#include "run/ranks.h"
 
 using namespace llamac;
 
@@ -95,7 +98,8 @@ void record_scales(Recorder& recorder, const Model& model) {
     }
 }
 
-void record(const std::string& reference, const std::string& out, const ModelOptions& base, int32_t steps) {
+void record(const std::string& reference, const std::string& out, const ModelOptions& base, int32_t steps,
+            Communicator* ranks) {
     const SafetensorsFile file(reference + "/debug_state.safetensors");
     const SafetensorsFile::Entry* entry = file.find("tokens");
     if (!entry || entry->shape.size() != 2) fail(file.path(), ": tokens is missing or not [B,T]");
@@ -111,7 +115,7 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
     options.batch_size = B;
     options.seq_len = T;
     options.document_mask = !first.empty();
-    Model model(load_config(reference), options);
+    Model model(load_config(reference), options, ranks);
     model.allocate();
     load_weights(model.parameters, reference);
     if (model.lora) load_adapters(model.parameters, reference);
@@ -169,8 +173,9 @@ int main(int argc, char** argv) {
         if (argc < 3)
             fail(
                 "expected REFERENCE OUT [dtype[,gradients' dtype]] [recompute] [logits bytes] "
-                "[OPERATION=VARIANT ...] [fp8=RECIPE,GRADIENTS[,head]] [steps=N]");
+                "[OPERATION=VARIANT ...] [fp8=RECIPE,GRADIENTS[,head]] [steps=N] [cp=N]");
         ModelOptions options;
+        std::optional<Ranks> ranks;
         int32_t steps = 0;
         if (argc > 3) {
             const std::string types = argv[3];
@@ -189,6 +194,11 @@ int main(int argc, char** argv) {
                 const std::vector<std::string> parts = split_list(argument.substr(5));
                 options.lora = {std::stoll(parts[0]), std::stod(parts[1]), {parts.begin() + 2, parts.end()}};
                 options.frozen = {"*"};
+            } else if (argument.starts_with("cp=")) {
+                ranks.emplace(find_launch(), Patience(Options()));
+                ranks->connect_devices();
+                options.context = {ranks->own, std::stoll(argument.substr(3))};
+                options.sharding = {ranks->own, ranks->count};
             } else if (argument == "frozen=fp8")
                 options.frozen_codes = true;
             else if (argument.starts_with("steps="))
@@ -196,7 +206,7 @@ int main(int argc, char** argv) {
             else
                 options.kernels.push_back(argument);
         }
-        record(argv[1], argv[2], options, steps);
+        record(argv[1], argv[2], options, steps, ranks ? ranks->communicator.get() : nullptr);
     } catch (const Error& error) {
         std::fprintf(stderr, "debug_state: %s\n", error.what());
         return 2;

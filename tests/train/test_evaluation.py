@@ -109,10 +109,13 @@ def test_a_resumed_run_makes_up_for_an_evaluation(train, run_flags, tmp_path):
 
 
 @pytest.mark.program
-def test_ranks_share_the_questions(train, build, run_flags, tmp_path):
+@pytest.mark.parametrize("cp", [1, 2])
+def test_ranks_share_the_questions(train, build, run_flags, tmp_path, cp):
+    """Or, with --cp, each of their sequences."""
     needs(build, "GLOO")
     train(*run_flags(tmp_path / "one", steps=2))
-    assert as_ranks([build / "train_llama3", *run_flags(tmp_path / "two", steps=2)]) == [(0, ""), (0, "")]
+    command = [build / "train_llama3", *run_flags(tmp_path / "two", steps=2, cp=cp)]
+    assert as_ranks(command) == [(0, ""), (0, "")]
     one, two = scores(tmp_path / "one"), scores(tmp_path / "two")
     assert one.keys() == two.keys()
     assert {key: two[key] for key in two if key[0] == 0} == {key: one[key] for key in one if key[0] == 0}

@@ -581,7 +581,12 @@ def test_bad_input(train, data, tmp_path, case):
 
 @pytest.mark.parametrize(
     "name, values",
-    [("--lr", ("0.001", "0.002")), ("--checkpoint-async", ("on", "off")), ("--tp", ("1", "2"))],
+    [
+        ("--lr", ("0.001", "0.002")),
+        ("--checkpoint-async", ("on", "off")),
+        ("--tp", ("1", "2")),
+        ("--cp", ("1", "2")),
+    ],
     ids=str,
 )
 def test_ranks_that_disagree(build, data, tmp_path, name, values):

@@ -1,0 +1,324 @@
+"""Meshes with context parallelism: the tensors, losses, gradients and checkpoints of one rank."""
+
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from debug_states import first_difference, load
+from launch import as_ranks, needs
+from run import PRECISIONS, ROOT, T, V, assert_same_state, events, flags, losses, numbers, one_line, tensors
+from safetensors.torch import load_file
+
+import train_llama3 as ref
+from llamac.data import write_bin
+from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
+from llamac.training import references
+from llamac.training.options import Options
+
+pytestmark = pytest.mark.program
+SHORT = {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
+ALONE = {"batch_size": 4}
+MESHES = {
+    "cp 2": {"devices": 2, "cp": 2, "batch_size": 4},
+    "cp 4": {"devices": 4, "cp": 4, "batch_size": 4},
+    "cp 2 dp 2": {"devices": 4, "cp": 2, "batch_size": 2},
+    "cp 2 tp 2": {"devices": 4, "cp": 2, "tp": 2, "batch_size": 4},
+}
+# "model change": what is changed in the model's configuration.
+CHANGES = {
+    "tied-gqa": {"intermediate_size": 132},
+    "untied-mha": {"intermediate_size": 152},
+    "qwen3": {"num_key_value_heads": 2},
+    "tied-gqa window": {"model_type": "mistral", "sliding_window": 7, "intermediate_size": 132},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _gloo(build):
+    needs(build, "GLOO", devices=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Writes the configuration of a model."""
+
+    def write(name: str) -> dict:
+        config = json.loads((ROOT / f"tests/models/{name.split()[0]}.json").read_text())
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(config | CHANGES.get(name, {})))
+        return {"model": path}
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory) -> dict:
+    """Flags of runs on packed documents of any length, of whose targets a third does not count."""
+    folder, rng = tmp_path_factory.mktemp("packed"), np.random.default_rng(2)
+    words = (np.cumsum(rng.choice([1, 2, 5], 60 * T + 1)) % V).astype(np.uint32)
+    words[rng.random(len(words)) < 0.3] |= NO_TARGET
+    words[rng.random(len(words)) < 0.2] |= NO_TARGET | BEGINS_DOCUMENT
+    write_bin(folder / "train_000.bin", words, V, packed=T)
+    return {"train_data": folder / "train_000.bin", "document_mask": "on"}
+
+
+def compare(a, b) -> None:
+    np.testing.assert_allclose(losses(a), losses(b), rtol=2e-6)
+    np.testing.assert_allclose(numbers(a), numbers(b), rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "zero", "documents"),
+    [
+        ("tied-gqa window", "cp 4", 1, False),
+        ("gpt2", "cp 2 dp 2", 3, True),
+        pytest.param("tied-gqa", "cp 4", 0, True, marks=pytest.mark.slow),
+        pytest.param("untied-mha", "cp 2", 0, False, marks=pytest.mark.slow),
+        pytest.param("qwen2", "cp 2", 2, True, marks=pytest.mark.slow),
+        pytest.param("qwen3", "cp 2 tp 2", 1, True, marks=pytest.mark.slow),
+        pytest.param("gpt2", "cp 2 tp 2", 0, False, marks=pytest.mark.slow),
+        pytest.param("tied-gqa window", "cp 2 dp 2", 2, True, marks=pytest.mark.slow),
+    ],
+)
+def test_the_numbers_of_one_rank(train, data, packed, tmp_path, model, name, mesh, zero, documents):
+    """In f32, with clipped gradients; and the first gradients by the first moments, tensor by tensor."""
+    more = {"total_batch_size": 8 * T, "grad_clip": 0.5} | SHORT | model(name)
+    more |= packed if documents else {}
+    for out, of in (("alone", ALONE), ("mesh", MESHES[mesh] | {"zero": zero})):
+        train(*flags(data, tmp_path / out, **more | of | {"steps": 20}))
+        train(*flags(data, tmp_path / f"{out}1", **more | of | {"steps": 1, "warmup_steps": 0}))
+    compare(tmp_path / "mesh", tmp_path / "alone")
+    found, expected = (tensors(tmp_path / f"{of}1/step_000001", "optimizer") for of in ("mesh", "alone"))
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        if key.startswith("m."):
+            scale = np.abs(value).max()
+            np.testing.assert_allclose(found[key], value, rtol=0, atol=2e-6 * scale, err_msg=key)
+
+
+# Tensors of one rank
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory):
+    """(folder, PyTorch's tensors, float64's) of a model and a type, of sequences that 4 ranks divide."""
+
+    def get(name: str, dtype: str, documents: bool):
+        folder = tmp_path_factory.mktemp("states")
+        changes = {k: v for k, v in CHANGES.get(name, {}).items() if k in ("model_type", "sliding_window")}
+        config = replace(ref.load_config(ROOT / f"tests/models/{name.split()[0]}.json"), **changes)
+        settings = {"lr": ref.LR, **ref.OPTIMIZER, "grad_clip": ref.GRAD_CLIP}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(references, "T", 32)
+            patch.setattr(ref, "UPDATES", 2)
+            o = Options(document_mask="on" if documents else "off")
+            references.write_reference(
+                config, ref.DTYPES[dtype], folder, ref.empty_model, ref.debug_state, settings, o
+            )
+        return folder, load(folder / "debug_state.safetensors"), load(folder / "truth.safetensors")
+
+    return get
+
+
+def assembled(parts: list[dict], B: int) -> dict[str, np.ndarray]:
+    """Tensors of whole sequences: rank i has piece i, then piece 2 * ranks - 1 - i."""
+    ranks, whole = len(parts), {}
+    order = [place for i in range(ranks) for place in (i, 2 * ranks - 1 - i)]
+    for name in parts[0]:
+        found = [part[name].double().numpy() for part in parts]
+        if name.startswith("grad."):
+            assert all(np.array_equal(each, found[0]) for each in found), name
+            whole[name] = found[0].ravel()
+        elif name == "loss":
+            whole[name] = np.mean(found, 0)
+        elif not name.startswith("train."):
+            if name.endswith("_lse"):  # [B,heads,time], half by half
+                halves = [half for x in found for half in x.reshape(2, B, x.shape[1], -1)]
+            else:
+                halves = [half for x in found for half in x.reshape(B, 2, -1).swapaxes(0, 1)]
+            in_order = [halves[order.index(place)] for place in range(2 * ranks)]
+            whole[name] = np.concatenate(in_order, axis=-1).ravel()
+    return whole
+
+
+CASES = [
+    ("tied-gqa", "f32", 4, False),
+    ("gpt2", "bf16", 2, True),
+    pytest.param("tied-gqa window", "f32", 2, True, marks=pytest.mark.slow),
+    pytest.param("untied-mha", "bf16", 2, False, marks=pytest.mark.slow),
+    pytest.param("qwen2", "fp16", 2, False, marks=pytest.mark.slow),
+    pytest.param("qwen3", "bf16", 4, True, marks=pytest.mark.slow),
+    pytest.param("gpt2", "f32", 4, True, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "ranks", "documents"), CASES)
+def test_debug_state(build, states, tmp_path, name, dtype, ranks, documents):
+    """Each activation and gradient, assembled from those of the ranks, beside the reference model's; some are
+    computed again."""
+    folder, torchs, truth = states(name, dtype, documents)
+    tail = [dtype, "norm,swiglu,qkv,attention", "0", f"cp={ranks}"]
+    commands = [[build / "debug_state", folder, tmp_path / f"{rank}", *tail] for rank in range(ranks)]
+    for code, text in as_ranks(commands, ranks):
+        assert code == 0, text
+    parts = [load_file(tmp_path / f"{rank}") for rank in range(ranks)]
+    ours = assembled(parts, references.B)
+    raw = (tmp_path / "0").read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    ours = {key: ours[key] for key in sorted(ours, key=lambda key: header[key]["data_offsets"])}
+    wanted = {key for key in torchs if not key.startswith("train.")}
+    assert wanted - ours.keys() <= {"tokens", "targets", "first"}
+    assert first_difference(ours, torchs, truth, dtype, {}) == ""
+
+
+# Runs
+
+
+@pytest.mark.parametrize("name", ["tied-gqa", pytest.param("gpt2", marks=pytest.mark.slow)])
+def test_levels_have_the_same_bits(train, data, tmp_path, model, name):
+    """In bf16 rounded at random, with recomputation and verified steps; and in another run."""
+    more = {"recompute": "block", "verify_every": 2, "steps": 4} | PRECISIONS["bf16-throughout"]
+    more |= model(name) | MESHES["cp 2 dp 2"] | SHORT
+    runs = (("zero0", {"zero": 0}), ("zero3", {"zero": 3}), ("again", {"zero": 3}))
+    groups = (("zero1", {"zero": 1}), ("zero2", {"zero": 2}))
+    for out, level in runs if name == "tied-gqa" else (*runs, *groups):
+        train(*flags(data, tmp_path / out, **more | level))
+        assert numbers(tmp_path / out) == numbers(tmp_path / "zero0")
+        assert_same_state(tmp_path / out / "step_000004", tmp_path / "zero0/step_000004")
+
+
+NEAR = {
+    "bf16": ("cp 2 dp 2", {"dtype": "bf16", "recompute": "norm,swiglu,attention", "shard_group": 2}),
+    "fp16": ("cp 4", {"dtype": "fp16", "recompute": "block:2"}),
+    "delayed": ("cp 2 tp 2", {"dtype": "bf16", "matmul_dtype": "fp8", "fp8_head": "on"}),
+    "tensor": ("cp 2 dp 2", {"dtype": "bf16", "matmul_dtype": "fp8", "fp8_recipe": "tensor", "zero": 2}),
+    "row": ("cp 2", {"dtype": "bf16", "matmul_dtype": "fp8", "fp8_recipe": "row", "recompute": "block"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", NEAR)
+def test_rounded_numbers(train, data, tmp_path, model, case):
+    mesh, precision = NEAR[case]
+    more = {"total_batch_size": 8 * T} | precision | SHORT | model("sixteens")
+    without_group = {key: value for key, value in more.items() if key != "shard_group"}
+    train(*flags(data, tmp_path / "alone", **without_group | ALONE))
+    train(*flags(data, tmp_path / "mesh", **more | MESHES[mesh]))
+    np.testing.assert_allclose(losses(tmp_path / "mesh"), losses(tmp_path / "alone"), rtol=4e-3)
+
+
+@pytest.mark.slow
+def test_adapters(train, data, tmp_path, model):
+    """Those of every linear: the losses of one rank, in f32; and a checkpoint for either."""
+    more = {"total_batch_size": 8 * T, "lora": 4} | SHORT | model("untied-mha")
+    meshes = {"alone": ALONE, "mesh": MESHES["cp 2 dp 2"]}
+    for out, of in meshes.items():
+        train(*flags(data, tmp_path / out, **more | of | {"checkpoint_every": 4}))
+    compare(tmp_path / "mesh", tmp_path / "alone")
+    for of, other in (("alone", "mesh"), ("mesh", "alone")):
+        resume = {"resume": tmp_path / of / "step_000004"}
+        train(*flags(data, tmp_path / f"from_{of}", **more | meshes[other] | resume))
+        np.testing.assert_allclose(losses(tmp_path / f"from_{of}"), losses(tmp_path / of)[4:], rtol=2e-6)
+
+
+SAVE_AGAIN = """
+import json, sys, llamac
+trainer = llamac.Trainer(sys.argv[1], batch_size=1, **json.loads(sys.argv[2]))
+trainer.save(sys.argv[3])
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((4, 2, 2, 1), (4, 4, 1, 3)),
+        pytest.param((1, 1, 1, 1), (4, 2, 1, 2), marks=pytest.mark.slow),
+        pytest.param((2, 2, 1, 3), (1, 1, 1, 0), marks=pytest.mark.slow),
+    ],
+)
+def test_resume_with_another_mesh(train, data, tmp_path, model, before, after):
+    """The state has the same bits, and the run goes on."""
+    more = {"total_batch_size": 4 * T, "batch_size": 1, "dtype": "bf16", "val_steps": 4} | model("tied-gqa")
+    before, after = (dict(zip(("devices", "cp", "tp", "zero"), mesh)) for mesh in (before, after))
+    train(*flags(data, tmp_path / "a", **more, **before))
+    checkpoint = tmp_path / "a/step_000004"
+    sizes = {key: value for key, value in after.items() if key != "devices"}
+    command = [sys.executable, "-c", SAVE_AGAIN, checkpoint, json.dumps(sizes), tmp_path / "again"]
+    for code, text in as_ranks(command, after["devices"]):
+        assert code == 0, text
+    assert_same_state(tmp_path / "again", checkpoint)
+    train(*flags(data, tmp_path / "b", **more, **after, resume=checkpoint))
+    np.testing.assert_allclose(losses(tmp_path / "b"), losses(tmp_path / "a")[4:], rtol=4e-3)
+
+
+def test_validation_evaluation_and_samples(train, data, tmp_path, model):
+    """Those of one rank: three batches on two data-parallel ranks; samples longer than a rank's tokens."""
+    more = {"steps": 2, "total_batch_size": 4 * T, "val_steps": 3, "sample_every": 2} | model("tied-gqa")
+    more |= {"sample_prompt_ids": ",".join(map(str, range(1, 12))), "sample_tokens": 9}
+    for out, of in (("alone", ALONE | {"batch_size": 2}), ("mesh", MESHES["cp 2 dp 2"])):
+        train(*flags(data, tmp_path / out, **more | of))
+    found, expected = (events(tmp_path / out, "val") for out in ("mesh", "alone"))
+    assert len(found) == len(expected) == 2
+    np.testing.assert_allclose([e["loss"] for e in found], [e["loss"] for e in expected], rtol=2e-6)
+    assert events(tmp_path / "mesh", "sample") == events(tmp_path / "alone", "sample")
+
+
+OTHER_LENGTHS = """
+import json, sys, numpy as np, llamac
+none = dict.fromkeys(("train_data", "val_data", "tokenizer", "gemm_cache"), "none")
+sizes = {"batch_size": 2, "seq_len": 16, "sample_every": 0} | json.loads(sys.argv[2])
+trainer = llamac.Trainer(model=sys.argv[1], **none, **sizes)
+ids = np.random.default_rng(3).integers(97, size=(2, 2, 16))
+found = [trainer.step(*ids)]
+found.append(trainer.validate(*ids[:, :, :8]))
+found += trainer.sample(7, top_k=1, prompt=[1, 2, 3])
+found.append(trainer.step(*ids))
+print(found)
+"""
+
+
+def test_other_lengths(model):
+    """Between steps, a validation of shorter sequences, and a sample without cache: RoPE's angles are
+    those of each."""
+    name = model("tied-gqa")["model"]
+    said = []
+    for sizes in ({"devices": 1}, {"devices": 2, "cp": 2}, {"devices": 4, "cp": 2, "tp": 2}):
+        command = [sys.executable, "-c", OTHER_LENGTHS, name, json.dumps({**sizes, "devices": 1})]
+        runs = as_ranks(command, sizes["devices"], pipe="stdout")
+        assert all(code == 0 for code, _ in runs)
+        said += [json.loads(text) for _, text in runs]
+    assert len(said) == 7
+    for found in said[1:]:
+        np.testing.assert_allclose(found, said[0], rtol=2e-6)
+
+
+def test_rows_that_cannot_be_divided(model):
+    code = OTHER_LENGTHS.replace(":8", ":6")
+    command = [sys.executable, "-c", code, model("tied-gqa")["model"], '{"cp": 2}']
+    for exit_code, text in as_ranks(command, 2):
+        assert exit_code == 1 and "rows of a multiple of 2 * cp = 4 tokens, found 6" in text
+
+
+BAD = {
+    "devices": ({"devices": 3, "cp": 2}, "--cp 2: expected a divisor of the number of devices, found 3"),
+    "mesh": ({"devices": 6, "cp": 2, "tp": 2}, "--tp 2 --cp 2: expected a divisor of the number of devices"),
+    "sequence": (
+        {"devices": 2, "cp": 2, "seq_len": 18},
+        "--cp 2: expected --seq-len to be a multiple of 2 * cp = 4, found 18",
+    ),
+    "batch": ({"devices": 2, "cp": 2, "total_batch_size": 3 * T}, "seq-len * devices / cp = "),
+    "bert": ({"devices": 2, "cp": 2, "model": ROOT / "tests/models/bert.json"}, "qwen3 or gpt2, found bert"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(train, data, tmp_path, case):
+    more, expected = BAD[case]
+    more = {"mask_token": 4} | more if case == "bert" else more
+    assert expected in one_line(train(*flags(data, tmp_path / "out", **more), code=2))
+    assert not (tmp_path / "out").exists()
