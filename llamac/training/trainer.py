@@ -97,9 +97,10 @@ class Trainer:
         """One step: micro-batches, gradient norm, AdamW. Returns its loss, the mean over its tokens.
 
         tokens, targets: integers [accumulation * B, T], micro-batch after micro-batch, B = batch_size and T =
-        seq_len, with several ranks those of this one; numpy's, or with `__dlpack__`, on the host or on the
-        device; or nested lists. Targets are the next tokens; -100 counts as loss 0. counted: it does not
-        count, and the loss is the mean over the other targets of all micro-batches, as transformers has it.
+        seq_len, with several ranks those of this one, which ranks of a tp or cp axis give alike; numpy's, or
+        with `__dlpack__`, on the host or on the device; or nested lists. Targets are the next tokens; -100
+        counts as loss 0. counted: it does not count, and the loss is the mean over the other targets of all
+        micro-batches, as transformers has it.
         Without arguments: the run's own next batch, as the program draws it.
         """
         if self.steps_done >= self.options.steps:
