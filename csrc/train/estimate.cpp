@@ -80,8 +80,8 @@ double exchanged_bytes(const Trainer& t) {
     const Sharding& s = t.model.options.sharding;
     if (s.ranks == 1) return 0;
     const auto passes = static_cast<double>(t.accumulation);
-    const auto elements =
-        static_cast<double>(t.model.parameters.trained() / (t.mesh.tensor.ranks * t.mesh.pipeline.ranks));
+    const double elements = static_cast<double>(t.model.parameters.trained()) /
+                            static_cast<double>(t.mesh.tensor.ranks * t.mesh.pipeline.ranks);
     const Precision& p = t.model.options.precision;
     const double gradients = elements * static_cast<double>(size_of(s.sums.value_or(p.gradients)));
     const double weights = elements * static_cast<double>(size_of(p.weights));
