@@ -29,9 +29,16 @@ struct Largest {
 Largest largest_of(const std::vector<char>& values, DType type, int64_t count) {
     Largest found;
     visit_dtype(type, [&]<class T>() {
-        for (int64_t i = 0; i < count; i++)
-            if (const double size = std::fabs(at<T>(values, i)); std::isfinite(size) && size > found.size)
-                found = {i, size};
+#pragma omp parallel
+        {
+            Largest own;
+#pragma omp for schedule(static) nowait
+            for (int64_t i = 0; i < count; i++)
+                if (const double size = std::fabs(at<T>(values, i)); std::isfinite(size) && size > own.size)
+                    own = {i, size};
+#pragma omp critical
+            if (own.size > found.size || (own.size == found.size && own.place < found.place)) found = own;
+        }
     });
     return found;
 }
