@@ -68,12 +68,15 @@ void set_tokens(Model& m, std::span<const int32_t> tokens) {
 
 }  // namespace
 
-void plan_cache(KvCache& cache, const Config& c, CacheSize size, DType dtype, Arena& arena) {
+void plan_cache(KvCache& cache, const Config& c, const Parameters& p, CacheSize size, DType dtype,
+                Arena& arena) {
     constexpr const char* group = "keys and values";
     cache.size = size;
     cache.blocks.resize(static_cast<size_t>(c.L));
-    for (Tensor& block : cache.blocks)
-        arena.plan(group, &block, shaped(dtype, {size.sequences, size.positions, 2 * c.NKV, c.HD}));
+    for (int64_t layer = 0; layer < c.L; layer++)
+        if (p.holds(layer))
+            arena.plan(group, &cache.blocks[layer],
+                       shaped(dtype, {size.sequences, size.positions, 2 * c.NKV, c.HD}));
     arena.plan(group, &cache.cis, shaped(DType::f32, {size.positions, c.HD / 2, 2}));
     arena.plan(group, &cache.first, shaped(DType::i32, {size.sequences}));
     arena.plan(group, &cache.last, shaped(DType::i32, {1}));

@@ -7,7 +7,7 @@
 
 #include "core/arena.h"
 #include "core/device_memory.h"
-#include "model/config.h"
+#include "model/parameters.h"
 #include "platform/stream.h"
 
 namespace llamac {
@@ -45,7 +45,8 @@ struct KvCache {
     std::unique_ptr<PendingPasses> pending;  // since the first pass
 };
 
-void plan_cache(KvCache& cache, const Config& config, CacheSize size, DType dtype, Arena& arena);
+void plan_cache(KvCache& cache, const Config& config, const Parameters& parameters, CacheSize size,
+                DType dtype, Arena& arena);
 
 // The place of a pass's rows: the next token of each sequence, or T tokens of one sequence.
 struct CachedRows {

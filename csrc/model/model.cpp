@@ -415,7 +415,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     plan_activations(in_flight, config, options, layers, fp8 ? fp8->blocks : Fp8Blocks{}, arena);
     if (fp8) plan_fp8_head(*fp8, config, activations.logits.shape[0], arena);
     if (options.cache.positions > 0)
-        plan_cache(cache.emplace(), config, options.cache, options.precision.weights, arena);
+        plan_cache(cache.emplace(), config, parameters, options.cache, options.precision.weights, arena);
     plan_tensor_parallel(*this);
     plan_context_parallel(*this);
     if (options.pipeline.ranks > 1) arena.plan("logits", &shared_logits, shaped(DType::f32, {whole.V}));
