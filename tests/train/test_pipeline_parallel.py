@@ -246,13 +246,21 @@ def test_validation_evaluation_and_samples(train, data, tmp_path, model):
         assert events(tmp_path / f"mesh{end}", "sample") == events(tmp_path / f"alone{end}", "sample")
 
 
+LOST = "rank 1 has ended or cannot be reached"
+
+
 @pytest.mark.parametrize(
-    ("number", "said"),
-    [(signal.SIGKILL, "rank 1 has ended or cannot be reached"), pytest.param(signal.SIGTERM, "", marks=SLOW)],
+    ("mesh", "number", "said"),
+    [
+        ("pp 2", signal.SIGKILL, LOST),
+        pytest.param("pp 2 x 2", signal.SIGTERM, "", marks=SLOW),
+        pytest.param("pp 2 tp 2", signal.SIGKILL, LOST, marks=SLOW),
+        pytest.param("pp 4", signal.SIGSTOP, "rank 1", marks=SLOW),
+    ],
 )
-def test_a_rank_that_ends(train, start, data, tmp_path, model, number, said):
-    """Of the last stage, killed or with a signal: all end, and the newest checkpoint resumes."""
-    out, more = tmp_path / "out", MESHES["pp 2"] | model("tied-gqa") | {"val_every": 0}
+def test_a_rank_that_ends(train, start, data, tmp_path, model, mesh, number, said):
+    """Killed, stopped or with a signal: all end, and the newest checkpoint resumes."""
+    out, more = tmp_path / "out", MESHES[mesh] | model("tied-gqa") | {"val_every": 0}
     endless = more | {"steps": 100000, "checkpoint_every": 2, "collective_timeout": 10}
     endless["total_batch_size"] = 4 * T
     process = start(*flags(data, out, schedule="constant", **endless))
