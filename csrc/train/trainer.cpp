@@ -453,70 +453,68 @@ void Trainer::wait_for_device() {
     if (between) between();
 }
 
-void Trainer::queue_micro_batch(int64_t micro, StepBuffers& b) {
+void Trainer::queue_micro_batch(int64_t micro, StepBuffers& b, std::optional<int> pass) {
     batches.use(step, micro);
     // With one rank, the last micro-batch is like the others.
     const bool last = ranks.count == 1 || micro == accumulation - 1;
     launch(micro_batches_by_place[model.activations.predicted.data != nullptr][last][micro == 0]);
-    end_micro_batch(micro, b);
+    end_micro_batch(micro, b, pass);
 }
 
-void Trainer::end_micro_batch(int64_t micro, StepBuffers& b) {
+void Trainer::end_micro_batch(int64_t micro, StepBuffers& b, std::optional<int> pass) {
     const Tensor& losses = model.activations.losses;
     if (model.parameters.holds_head())
         copy_bytes_async(model.context, b.losses.data + micro * model.options.rows(), losses.data,
                          losses.bytes());
     micro_ends[micro_batches_queued++ % 2].record(model.stream.handle);
+    if (pass) verifier->end_micro_batch(*pass, micro);
 }
 
-void Trainer::queue_pass(const PipelinePass& pass, StepBuffers& b, bool verified, bool again) {
-    const int64_t micro = pass.micro_batch, slot = micro % model.options.micro_batches;
+void Trainer::queue_stage(const PipelinePass& work, StepBuffers& b, std::optional<int> pass) {
+    const int64_t micro = work.micro_batch, slot = micro % model.options.micro_batches;
     const bool first = micro == 0, last = micro == accumulation - 1;
-    const Range range(pass.backward ? "backward of micro-batch" : "forward of micro-batch", micro);
+    const Range range(work.backward ? "backward of micro-batch" : "forward of micro-batch", micro);
     use_micro_batch(model, slot);
-    CapturedPasses& work = passes[slot][pass.chunk];
-    if (!pass.backward) {
-        if (!again && pass.chunk == 0) batches.copy(step, micro);
-        if (pass.chunk == 0) batches.use(step, micro);
-        return launch(work.forward[first]);
+    CapturedPasses& captured = passes[slot][work.chunk];
+    if (!work.backward) {
+        if (work.chunk == 0 && pass != 1) batches.copy(step, micro);
+        if (work.chunk == 0) batches.use(step, micro);
+        return launch(captured.forward[first]);
     }
-    launch(work.backward[last][first]);
-    if (pass.chunk != options.pp_chunks - 1) return;  // of which the last one may have the head
+    launch(captured.backward[last][first]);
+    if (work.chunk != options.pp_chunks - 1) return;  // of which the last one may have the head
     if (micro_batches_queued >= 2) micro_ends[micro_batches_queued % 2].wait();
-    end_micro_batch(micro, b);
-    if (verified) verifier->end_micro_batch(again, micro);
+    end_micro_batch(micro, b, pass);
     if (written) written();
 }
 
-void Trainer::queue_pipeline(StepBuffers& b, bool verified, bool again) {
+void Trainer::queue_pipeline(StepBuffers& b, std::optional<int> pass) {
     if (between) between();  // not within a step, where ranks wait for one another in another order
     for (const PipelineStep& each : schedule) {
-        if (each.pass) queue_pass(*each.pass, b, verified, again);
+        if (each.pass) queue_stage(*each.pass, b, pass);
         transfer(model, each.transfers);
     }
     use_micro_batch(model, 0);
     finish_gradients(model);
 }
 
+void Trainer::queue_passes(StepBuffers& b, std::optional<int> pass) {
+    if (!schedule.empty()) return queue_pipeline(b, pass);
+    for (int64_t micro = 0; micro < accumulation; micro++) {
+        const Range range("micro-batch", micro);
+        wait_for_device();
+        if (pass != 1) batches.copy(step, micro);
+        queue_micro_batch(micro, b, pass);
+    }
+}
+
 void Trainer::queue_micro_batches(StepBuffers& b, bool verified) {
     try {
-        if (!schedule.empty()) queue_pipeline(b, verified, false);
-        for (int64_t micro = 0; schedule.empty() && micro < accumulation; micro++) {
-            const Range range("micro-batch", micro);
-            wait_for_device();
-            batches.copy(step, micro);
-            queue_micro_batch(micro, b);
-            if (verified) verifier->end_micro_batch(0, micro);
-        }
-        if (!verified) return;
+        if (!verified) return queue_passes(b, {});
+        queue_passes(b, 0);
         verifier->end_first_pass();
         clear_saturated(model);
-        if (!schedule.empty()) queue_pipeline(b, verified, true);
-        for (int64_t micro = 0; schedule.empty() && micro < accumulation; micro++) {
-            wait_for_device();
-            queue_micro_batch(micro, b);
-            verifier->end_micro_batch(1, micro);
-        }
+        queue_passes(b, 1);
     } catch (...) {
         // The step may be started again: in the same buffers, which micro-batches of this start may still read.
         if (micro_batches_queued > 0) micro_ends[(micro_batches_queued - 1) % 2].wait();

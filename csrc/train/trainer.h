@@ -105,12 +105,14 @@ struct Trainer {
     void launch(CapturedGraph& work);
     void fill_batches(const Fill& fill);
     void queue_micro_batches(StepBuffers& buffers, bool verified);
-    void queue_micro_batch(int64_t micro, StepBuffers& buffers);
-    // All micro-batches, through this stage. again: a verified step computes them a second time.
-    void queue_pipeline(StepBuffers& buffers, bool verified, bool again);
-    void queue_pass(const PipelinePass& pass, StepBuffers& buffers, bool verified, bool again);
+    // All micro-batches. pass: of a verified step, which computes them twice, as Verifier::end_micro_batch takes it; none: not verified.
+    void queue_passes(StepBuffers& buffers, std::optional<int> pass);
+    void queue_micro_batch(int64_t micro, StepBuffers& buffers, std::optional<int> pass);
+    // The same through this stage, where there are several.
+    void queue_pipeline(StepBuffers& buffers, std::optional<int> pass);
+    void queue_stage(const PipelinePass& work, StepBuffers& buffers, std::optional<int> pass);
     // After a backward pass.
-    void end_micro_batch(int64_t micro, StepBuffers& buffers);
+    void end_micro_batch(int64_t micro, StepBuffers& buffers, std::optional<int> pass);
     // Waits for the micro-batch before the last: the device still computes one, so the wait costs nothing, and a signal
     // waits for one micro-batch instead of a step.
     void wait_for_device();
