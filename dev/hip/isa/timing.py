@@ -148,7 +148,10 @@ class Entry:
         key = resident, n
         if key not in self.known:
             more = max(2, min(8, ISSUES // len(self.body)))  # the steady state: what these rounds add
-            few, many = self.unit(resident, more // 2, n), self.unit(resident, more // 2 + more, n)
+            start = more // 2
+            if resident > 1:  # the oldest goes first, and must be in its loop while another starts or ends
+                start, more = 4 * more, 4 * more
+            few, many = self.unit(resident, start, n), self.unit(resident, start + more, n)
             short, long = few.run(), many.run()
             cycles = long - short
             matrix, vector = (
@@ -160,7 +163,7 @@ class Entry:
             total = sum(w.done for w in many.waves)
             stalls = Counter({name: share / total for name, share in stalls.items()})
             each = cycles / more
-            self.known[key] = Rounds(short - more // 2 * each, each, matrix, vector, stalls)
+            self.known[key] = Rounds(short - start * each, each, matrix, vector, stalls)
         return self.known[key]
 
     def jobs(self, case: Case) -> list[tuple[float, float]]:
@@ -229,24 +232,30 @@ class Entry:
                 left = min(share * duration(job, len(held[u])) for job, share in held[u])
                 heapq.heappush(events, (since[u] + left, u, version[u]))
 
-        for _ in range(len(by)):
-            for u in range(units):
-                if job := next(queue, None):
-                    held[u].append([job, 1.0])
-        for u in range(units):
-            note(u)
-        while events:
-            time, u, number = heapq.heappop(events)
-            if number != version[u]:
-                continue
-            for block in held[u]:
-                block[1] -= (time - since[u]) / duration(block[0], len(held[u]))
-            busy += time - since[u]
-            since[u] = time
-            ended = sum(share <= 1e-9 for _, share in held[u])
-            held[u] = [block for block in held[u] if block[1] > 1e-9]
-            held[u] += [[job, 1.0] for _, job in zip(range(ended), queue)]
-            note(u)
+        changed = set(range(units))
+        while True:
+            for _ in range(len(by)):  # a block for each compute unit with room, before another for any
+                fewest = min(map(len, held))
+                for u in range(units):
+                    if len(held[u]) == fewest < len(by) and (job := next(queue, None)):
+                        held[u].append([job, 1.0])
+                        changed.add(u)
+            for u in changed:
+                note(u)
+            changed = set()
+            while events and (not changed or events[0][0] <= time):
+                ends, u, number = heapq.heappop(events)
+                if number != version[u]:
+                    continue
+                time = max(time, ends)
+                for block in held[u]:
+                    block[1] -= (time - since[u]) / duration(block[0], len(held[u]))
+                busy += time - since[u]
+                since[u] = time
+                held[u] = [block for block in held[u] if block[1] > 1e-9]
+                changed.add(u)
+            if not changed:
+                break
         steady = by[max(by)]
         inside = sum(steady.each * rounds for _, rounds in jobs)
         return time, busy / units / time * inside / sum(duration(job, max(by)) for job in jobs)
