@@ -10,6 +10,7 @@
 //   optimization_barrier(x)  x; the compiler computes dependent addresses again instead of keeping them in registers.
 //                            optimization_barrier_uniform: x is the same in all lanes
 //   scheduling_barrier()     the compiler moves no load across it, which would hold registers for longer
+//   sync_shared()            __syncthreads() for LDS alone: of other memory, nothing is promised
 //   issue_loads()            loads before it are in flight when later ones begin; all lanes of a warp call it
 //   add_to_memory(p, x)      p[i] += x[i] for i < 4, atomically, in any order
 //   load_streaming, store_streaming   128-bit accesses that ask the caches not to keep the line

@@ -88,6 +88,11 @@ inline __device__ void scheduling_barrier() {
     __builtin_amdgcn_sched_barrier(0);
 }
 
+// One piece of assembly: of __syncthreads(), the wait can come to stand far ahead of the barrier.
+inline __device__ void sync_shared() {
+    asm volatile("s_waitcnt lgkmcnt(0)\n\ts_barrier" ::: "memory");
+}
+
 inline __device__ void issue_loads() {
     __builtin_amdgcn_sched_barrier(0);
 }
@@ -106,12 +111,16 @@ inline __device__ void store_streaming(uint4* p, uint4 v) {
     __builtin_nontemporal_store(native, reinterpret_cast<NativeVector*>(p));
 }
 
+// In the upper half. Both results are made first, or the compiler branches around each.
+inline __device__ uint32_t bf16_upper(float value) {
+    const uint32_t u = __float_as_uint(value), rounded = u + 0x7fffu + (u >> 16 & 1u), quiet = u | 0x400000u;
+    return value != value ? quiet : rounded;
+}
 inline __device__ uint32_t bf16_bits(float value) {
-    const uint32_t u = __float_as_uint(value);
-    return value != value ? (u >> 16 | 0x40u) : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+    return bf16_upper(value) >> 16;
 }
 inline __device__ uint32_t bf16_pair(float low, float high) {
-    return bf16_bits(low) | bf16_bits(high) << 16;
+    return __builtin_amdgcn_perm(bf16_upper(high), bf16_upper(low), 0x07060302u);
 }
 
 // The instruction converts to the form of the matrix units. It does not saturate, and the median turns NaN into a number.

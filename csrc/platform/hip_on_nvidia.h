@@ -159,6 +159,10 @@ inline __device__ int optimization_barrier_uniform(int x) {
     return x;
 }
 
+inline __device__ void sync_shared() {
+    __syncthreads();
+}
+
 inline __device__ void scheduling_barrier() {
     asm volatile("" ::: "memory");
 }

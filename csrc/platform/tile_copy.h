@@ -42,6 +42,43 @@ struct TileCopy {
         commit_copies();
 #endif
     }
+#if !defined(LLAMAC_NVIDIA)
+    // Where a thread's chunks are, in bytes from a tile's first number: in 32 bits, so a row has at most 2^32 / rows bytes.
+    struct Places {
+        uint32_t bytes[each];
+    };
+    // Rows and columns beyond the valid ones, of which there is at least one, have the place of the last.
+    template <class T>
+    static __device__ Places places(int stride, int valid_rows, int valid_columns) {
+        constexpr int size = 16 / sizeof(T);
+        const int column = chunk() * size < valid_columns ? chunk() * size : valid_columns - size;
+        Places out;
+#pragma unroll
+        for (int i = 0; i < each; i++) {
+            const int down = row() + i * pass < valid_rows ? row() + i * pass : valid_rows - 1;
+            out.bytes[i] = (static_cast<uint32_t>(down) * static_cast<uint32_t>(stride) +
+                            static_cast<uint32_t>(column)) *
+                           uint32_t{sizeof(T)};
+        }
+        return out;
+    }
+    // A copy in parts, for loops that place each between other instructions: fetch() brings chunk i to registers, clear()
+    // replaces columns that are not valid by zeros, write() writes chunk i to LDS. `from` is the same in all lanes.
+    __device__ void fetch(const void* from, const Places& at, int i) {
+        static_assert(rows % pass == 0);
+        staged[i] = *reinterpret_cast<const uint4*>(static_cast<const char*>(from) + at.bytes[i]);
+    }
+    template <class T>
+    __device__ void clear(int valid_columns) {
+        const bool inside = chunk() * int{16 / sizeof(T)} < valid_columns;
+#pragma unroll
+        for (int i = 0; i < each; i++)
+            if (!inside) staged[i] = make_uint4(0, 0, 0, 0);
+    }
+    __device__ void write(SharedTile<columns> to, int i) const {
+        *reinterpret_cast<uint4*>(to.at(row(), chunk()) + i * pass * chunks * 16) = staged[i];
+    }
+#endif
     // A copy of nothing: keeps the count of copies that end<pending>() goes by.
     __device__ void begin_none() {
 #if defined(LLAMAC_NVIDIA)

@@ -76,7 +76,7 @@ double flops(const Call& call) {
 
 // The tests stand beside the kernels.
 constexpr Constraints tiled_constraints{
-    "C and K multiples of 8, N, C and K at most 2^30, operands aligned to 16 bytes", tiled_supports};
+    "C and K multiples of 8 and at most 2^23, N at most 2^30, operands aligned to 16 bytes", tiled_supports};
 constexpr Constraints forward_library_constraints{
     "a product that the library takes, operands aligned to 16 bytes, out not in the residual's memory",
     library_supports_forward};

@@ -194,8 +194,8 @@ std::vector<Variant> variants() {
         {"tiled", "blocks on matrix cores, copies ahead of use, 128-bit accesses",
          instantiations<LLAMAC_PAIRS(scaled_matmul_tiled, float), LLAMAC_PAIRS(scaled_matmul_tiled, bf16)>(),
          Constraints{
-             "fp8 of the form that the device multiplies, C and K multiples of 16, N, C and K at most "
-             "2^30, operands aligned to 16 bytes, residual or accumulate alone",
+             "fp8 of the form that the device multiplies, C and K multiples of 16, C at most 2^23, N and "
+             "K at most 2^30, operands aligned to 16 bytes, residual or accumulate alone",
              scaled_tiled_supports}},
         {"naive", "one thread per element",
          instantiations<LLAMAC_PAIRS(scaled_matmul_naive, float), LLAMAC_PAIRS(scaled_matmul_naive, bf16)>()},

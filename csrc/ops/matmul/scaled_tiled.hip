@@ -11,15 +11,34 @@ using namespace tiled;
 
 struct TensorScale {
     float a, b;
-    __device__ float operator()(float sum, int, int) const { return scaled(sum, a, b); }
+    template <int>
+    struct Columns {
+        float a, b;
+        __device__ float operator()(float sum, float, int) const { return scaled(sum, a, b); }
+    };
+    template <int size>
+    __device__ Columns<size> columns(int) const {
+        return {a, b};
+    }
+    __device__ float row(int) const { return 0; }
 };
 // For M rows and N columns; a block's tile may end beyond them.
 struct RowScales {
     const float *a, *b;
     int M, N;
-    __device__ float operator()(float sum, int m, int n) const {
-        return scaled(sum, a[m < M ? m : M - 1], b[n < N ? n : N - 1]);
+    template <int size>
+    struct Columns {
+        float b[size];
+        __device__ float operator()(float sum, float a, int i) const { return scaled(sum, a, b[i]); }
+    };
+    template <int size>
+    __device__ Columns<size> columns(int n) const {
+        Columns<size> out;
+#pragma unroll
+        for (int i = 0; i < size; i++) out.b[i] = b[n + i < N ? n + i : N - 1];
+        return out;
     }
+    __device__ float row(int m) const { return a[m < M ? m : M - 1]; }
 };
 
 // Chips that do not multiply this form have the kernels' names without their code.
@@ -71,7 +90,7 @@ bool scaled_tiled_supports(const Call& call) {
     on_machine([&](auto machine) { fits &= Sizes<decltype(machine)>::shared_bytes <= device.shared_bytes; });
     for (const char* operand : {"out", "a", "b", "residual"})
         fits &= reinterpret_cast<uintptr_t>(call.operand(operand).data) % 16 == 0;
-    for (const char* dimension : {"N", "C", "K"}) fits &= call[dimension] <= 1 << 30;
+    fits &= call["N"] <= 1 << 30 && call["K"] <= 1 << 30 && call["C"] <= 1 << 23;
     fits &= !(call.operand("residual").data && call.number("accumulate") != 0);
     return fits && call["C"] % 16 == 0 && call["K"] % 16 == 0;
 }

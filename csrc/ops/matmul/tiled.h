@@ -42,9 +42,13 @@
 
 namespace llamac::tiled {
 
+// How a warp's operands come from LDS. load_first: then they are multiplied. two_sets: the next are loaded while these are multiplied.
+// in_place: the same with one set, whose parts are replaced as soon as they are multiplied; of operands along k (others:
+// load_first).
+enum class Schedule { load_first, two_sets, in_place };
+
 // Sizes by matrix instruction. block_tile, warp_tile: of the result. step: of k. stages: of the pipeline in LDS, each
-// for a tile of both operands. pipelined: two sets of operands in registers, the next are loaded while these are
-// multiplied. epilogue_tiles: rows of tiles of a warp that go through LDS at a time, at the end. pad: floats
+// for a tile of both operands. epilogue_tiles: rows of tiles of a warp that go through LDS at a time, at the end. pad: floats
 // between its rows, so that lanes that store down a column (four rows of 32 bytes, or eight of 16) meet in no
 // bank.
 template <class Machine>
@@ -56,17 +60,18 @@ template <>
 struct MatmulSizes<MmaSync> {
     static constexpr int block_tile_m = 128, block_tile_n = 256, warp_tile_m = 64, warp_tile_n = 64;
     static constexpr int step = 64, stages = 4, epilogue_tiles = 2, pad = 8;
-    static constexpr bool pipelined = true;
+    static constexpr Schedule schedule = Schedule::two_sets;
 };
 
 // Two blocks of 4 waves a CU, which wait for memory and barriers at different times: 256 registers a lane, 32
-// KiB of LDS a block. A wave of 64 lanes holds 128 x 64 sums in 128 registers. The next tile waits in 24
-// registers, so one stage of 24 KiB will do: it is written when all waves have read it.
+// KiB of LDS a block; the last blocks of a grid that is no multiple of them have a CU for themselves. A wave of 64 lanes
+// holds 128 x 64 sums in 128 registers, operands in 48. The next tile waits in 24 registers, so one stage of 24 KiB
+// will do: it is written when all waves have read it.
 template <>
 struct MatmulSizes<Mfma> {
     static constexpr int block_tile_m = 256, block_tile_n = 128, warp_tile_m = 128, warp_tile_n = 64;
     static constexpr int step = 32, stages = 1, epilogue_tiles = 1, pad = 4;
-    static constexpr bool pipelined = false;
+    static constexpr Schedule schedule = Schedule::in_place;
 };
 
 // Operands stand in both halves of a wave of 32 and take twice the registers, so sums get 64.
@@ -74,7 +79,7 @@ template <>
 struct MatmulSizes<Wmma> {
     static constexpr int block_tile_m = 128, block_tile_n = 128, warp_tile_m = 64, warp_tile_n = 32;
     static constexpr int step = 32, stages = 2, epilogue_tiles = 1, pad = 4;
-    static constexpr bool pipelined = false;
+    static constexpr Schedule schedule = Schedule::load_first;
 };
 
 // Derived sizes of a launch.
@@ -101,7 +106,7 @@ using T = Tile<tile_rows>;
 struct S : Sizes<Machine> {
     static constexpr int R = tile_rows, tiles_m = warp_tile_m / R, tiles_n = warp_tile_n / R;
     static constexpr int depth = T::depth, parts = step / 16 / depth;
-    static_assert(pipelined ? parts % 2 == 0 : in_flight == 1);
+    static_assert(schedule == Schedule::two_sets ? parts % 2 == 0 : in_flight == 1);
 };
 
 // How an operand, of m or n rows, lies in memory.
@@ -142,6 +147,10 @@ struct OperandLoader {
                     for (int w = 0; w < width; w++) out[t + w][d] = loaded[w];
                 }
         }
+    }
+    // Rows of tile `t` of a warp, all of k; along k.
+    static __device__ void load_tile(Operand (&out)[S::depth], const char* from, int row, int t) {
+        T::load_rows<Order::any>(out, Shared{const_cast<char*>(from)}, row + t * S::R, 0);
     }
     // Which of the warp's rows row `i` of tile `t` is.
     static __device__ int place(int t, int i) { return along ? t * S::R + i : T::interleaved<tiles>(t, i); }
@@ -257,24 +266,198 @@ __device__ void add_tiles_pipelined(Sums& sums, Copies<P>& copies, int warp_m, i
     }
 }
 
-// Sums that are not scaled.
+// A block's next tile on its way to LDS through registers, in pieces that fit between products. As long as whole steps are
+// left, the places are the same for each tile, and nothing is compared.
+template <class P>
+struct Pieces {
+    using CopyA = typename P::A::Copy;
+    using CopyB = typename P::B::Copy;
+    static constexpr int pieces_a = CopyA::each, pieces = pieces_a + CopyB::each;
+    const typename P::ElementA* a;  // the block's first row
+    const typename P::ElementB* b;
+    int rows_a, rows_b, K;  // rows from there on
+    char* stage;
+    typename CopyA::Places at_a;
+    typename CopyB::Places at_b;
+    CopyA copy_a;
+    CopyB copy_b;
+
+    __device__ explicit Pieces(const Copies<P>& of)
+        : a(of.a + int64_t{of.m} * of.K),
+          b(of.b + int64_t{of.n} * of.K),
+          rows_a(of.M - of.m),
+          rows_b(of.N - of.n),
+          K(of.K),
+          stage(of.stage(0)),
+          at_a(CopyA::template places<typename P::ElementA>(K, rows_a, P::step)),
+          at_b(CopyB::template places<typename P::ElementB>(K, rows_b, P::step)) {}
+
+    // The optimization barrier: added to `from`, each place would be an address of 64 bits that every step computes.
+    __device__ void fetch_whole(int tile, int i) {
+        if (i < pieces_a) {
+            at_a.bytes[i] = optimization_barrier(at_a.bytes[i]);
+            copy_a.fetch(a + tile * P::step, at_a, i);
+        } else {
+            at_b.bytes[i - pieces_a] = optimization_barrier(at_b.bytes[i - pieces_a]);
+            copy_b.fetch(b + tile * P::step, at_b, i - pieces_a);
+        }
+    }
+    // All pieces of a tile, zeros beyond K; nothing of a tile beyond the last.
+    __device__ void fetch(int tile) {
+        const int left = K - tile * P::step;
+        if (left >= P::step) {
+#pragma unroll
+            for (int i = 0; i < pieces; i++) fetch_whole(tile, i);
+        } else if (left > 0) {
+            const auto last_a = CopyA::template places<typename P::ElementA>(K, rows_a, left);
+            const auto last_b = CopyB::template places<typename P::ElementB>(K, rows_b, left);
+#pragma unroll
+            for (int i = 0; i < CopyA::each; i++) copy_a.fetch(a + tile * P::step, last_a, i);
+#pragma unroll
+            for (int i = 0; i < CopyB::each; i++) copy_b.fetch(b + tile * P::step, last_b, i);
+            copy_a.template clear<typename P::ElementA>(left);
+            copy_b.template clear<typename P::ElementB>(left);
+        }
+    }
+    __device__ void write(int i) const {
+        if (i < pieces_a)
+            copy_a.write({stage}, i);
+        else
+            copy_b.write({stage + S::a_bytes}, i - pieces_a);
+    }
+};
+
+// The products of half of the warp's rows of tiles with column n of tiles. beside(i) follows product i and is done meanwhile.
+template <class P, int half, class F>
+__device__ void multiply_beside(Sums& sums, const typename P::Operands& x, int n, F beside) {
+    constexpr int tiles = S::tiles_m / 2;
+#pragma unroll
+    for (int i = 0; i < tiles * S::depth; i++) {
+        const int m = half * tiles + i % tiles, d = i / tiles;
+        P::multiply(sums.tile[m][n], x.a[m][d], x.b[n][d]);
+        scheduling_barrier();
+        beside(i);
+        scheduling_barrier();
+    }
+}
+
+// A step of Schedule::in_place. Operands come in the place of those that are no longer needed, and there is one stage in LDS.
+// With 8 x 4 tiles:
+//
+//   products         beside them
+//   a 0-3 with b 0   a 4-7 of this tile come from LDS
+//   a 0-3 with b 1
+//   barrier: all warps have read the tile
+//   a 0-3 with b 2   the next tile is written to LDS
+//   a 0-3 with b 3   the one after it is fetched from memory
+//   barrier: the next tile is there
+//   a 4-7 with b 0   a 0-3 of the next tile come from LDS, then its b 0
+//   a 4-7 with b 1   b 1, and so on
+template <class P, class F>
+__device__ void add_tile_in_place(Sums& sums, typename P::Operands& x, const Pieces<P>& pieces, int warp_m,
+                                  int warp_n, F fetch) {
+    constexpr int half = S::tiles_m / 2, products = half * S::depth;
+    static_assert(S::tiles_n == 4 && S::parts == 1 && Pieces<P>::pieces <= products);
+    set_priority<0>();  // other waves' starts and ends, which have few products, go first
+    multiply_beside<P, 0>(sums, x, 0, [&](int i) {
+        if (i < half) P::A::load_tile(x.a[half + i], pieces.stage, warp_m, half + i);
+    });
+    multiply_beside<P, 0>(sums, x, 1, [](int) {});
+    sync_shared();
+    scheduling_barrier();
+    multiply_beside<P, 0>(sums, x, 2, [&](int i) {
+        if (i < Pieces<P>::pieces) pieces.write(i);
+    });
+    multiply_beside<P, 0>(sums, x, 3, fetch);
+    sync_shared();
+    scheduling_barrier();
+#pragma unroll
+    for (int n = 0; n < S::tiles_n; n++)
+        multiply_beside<P, 1>(sums, x, n, [&](int i) {
+            if (n == 0 && i < half) P::A::load_tile(x.a[i], pieces.stage, warp_m, i);
+            if (i == products - 1) P::B::load_tile(x.b[n], pieces.stage + S::a_bytes, warp_n, n);
+        });
+}
+
+template <class P>
+__device__ void add_tiles_in_place(Sums& sums, const Copies<P>& copies, int warp_m, int warp_n) {
+    set_priority<1>();
+    typename P::Operands x;
+    Pieces<P> pieces(copies);
+    pieces.fetch(0);
+#pragma unroll
+    for (int i = 0; i < Pieces<P>::pieces; i++) pieces.write(i);
+    pieces.fetch(1);
+    sync_shared();
+#pragma unroll
+    for (int t = 0; t < S::tiles_m / 2; t++) P::A::load_tile(x.a[t], pieces.stage, warp_m, t);
+#pragma unroll
+    for (int t = 0; t < S::tiles_n; t++) P::B::load_tile(x.b[t], pieces.stage + S::a_bytes, warp_n, t);
+    // Scalar loads have LDS's counter. With one on its way into the loop, each step would wait for all that it counts.
+    __syncthreads();
+    const int whole = copies.K / P::step;
+    int tile = 0;
+    for (; tile + 2 < whole; tile++)
+        add_tile_in_place<P>(sums, x, pieces, warp_m, warp_n, [&](int i) {
+            if (i < Pieces<P>::pieces) pieces.fetch_whole(tile + 2, i);
+        });
+    for (; tile < copies.tiles(); tile++)
+        add_tile_in_place<P>(sums, x, pieces, warp_m, warp_n, [&](int i) {
+            if (i == 0) pieces.fetch(tile + 2);
+        });
+    set_priority<1>();
+}
+
+// How sums become results: a lane stores `size` neighbouring columns of each row that it stores. columns<size>(n) is what it
+// keeps of them; row(m) is loaded ahead, once per row; that of columns makes a result of a sum.
 struct NoScale {
-    __device__ float operator()(float sum, int, int) const { return sum; }
+    template <int>
+    struct Columns {
+        __device__ float operator()(float sum, float, int) const { return sum; }
+    };
+    template <int size>
+    __device__ Columns<size> columns(int) const {
+        return {};
+    }
+    __device__ float row(int) const { return 0; }
 };
 
 // out[m][n] = scale(sums[m][n], m, n) (+ initial[m][n]). A lane holds parts of rows; through LDS, an epilogue tile at a time, neighbouring lanes
-// get neighbouring 16 bytes of a row. A thread reads `initial` where it writes `out`: they may be the same.
-template <class P, class O, class Scale>
+// get neighbouring 16 bytes of a row. A thread reads `initial` where it writes `out`: they may be the same. whole: no row or
+// column is beyond M or N, so that no store is masked: the compiler then knows how many are on their way.
+template <class P, bool whole, class O, class Scale>
 __device__ void store(O* out, const O* initial, const Scale& scale, const Sums& sums, int first_m,
                       int first_n, int M, int N) {
     constexpr int size = vector_size<O>, lanes = S::warp_tile_n / size, rows = warp_size / lanes;
     constexpr int vectors = S::epilogue_tiles * S::R / rows;
+    constexpr int sets =
+        S::schedule == Schedule::in_place ? 2 : 1;  // of `initial`: one is on its way while one is added
     float* epilogue =
         reinterpret_cast<float*>(dynamic_shared_memory() + warp_index() * S::epilogue_tile_bytes);
     const int n = first_n + lane_index() % lanes * size;
+    const auto columns = scale.template columns<size>(n);
+    const auto row_of = [&](int t0, int v) {
+        const int row = v * rows + lane_index() / lanes;
+        return first_m + P::A::place(t0 + row / S::R, row % S::R);
+    };
+    const auto inside = [&](int t0, int v) { return whole || (row_of(t0, v) < M && n < N); };
+    uint4 old[sets][vectors] = {};
+    float row_scale[sets][vectors];
+    const auto load = [&](int t0) {
+        const int set = t0 / S::epilogue_tiles % sets;
+#pragma unroll
+        for (int v = 0; v < vectors; v++) row_scale[set][v] = scale.row(row_of(t0, v));
+        if (initial) {
+#pragma unroll
+            for (int v = 0; v < vectors; v++)
+                if (inside(t0, v)) old[set][v] = load128(initial + int64_t{row_of(t0, v)} * N + n);
+        }
+    };
+    if (sets == 2) load(0);
 #pragma unroll
     for (int t0 = 0; t0 < S::tiles_m; t0 += S::epilogue_tiles) {
-        __syncthreads();  // operands and the epilogue tile before this one are read
+        const int set = t0 / S::epilogue_tiles % sets, next = t0 + (sets - 1) * S::epilogue_tiles;
+        sync_shared();  // operands and the epilogue tile before this one are read
 #pragma unroll
         for (int t = 0; t < S::epilogue_tiles; t++)
 #pragma unroll
@@ -283,30 +466,21 @@ __device__ void store(O* out, const O* initial, const Scale& scale, const Sums& 
                 for (int i = 0; i < T::elements; i++)
                     epilogue[(t * S::R + T::row(T::slot(i))) * S::epilogue_row +
                              P::B::place(u, T::column(i))] = sums.tile[t0 + t][u].x[i];
-        int64_t at[vectors];
-        uint4 old[vectors] = {};
+        if (next < S::tiles_m) load(next);
+        sync_shared();
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
-            const int row = v * rows + lane_index() / lanes;
-            const int m = first_m + P::A::place(t0 + row / S::R, row % S::R);
-            at[v] = m < M && n < N ? int64_t{m} * N + n : -1;
-            if (initial && at[v] >= 0) old[v] = load128(initial + at[v]);
-        }
-        __syncthreads();
-#pragma unroll
-        for (int v = 0; v < vectors; v++) {
-            const int place = v * rows + lane_index() / lanes;
-            const int m = first_m + P::A::place(t0 + place / S::R, place % S::R);
-            const float* row = epilogue + place * S::epilogue_row + n - first_n;
+            const float* row = epilogue + (v * rows + lane_index() / lanes) * S::epilogue_row + n - first_n;
             float x[size], sum[size];
-            unpack<O>(old[v], x);
+            unpack<O>(old[set][v], x);
 #pragma unroll
             for (int i = 0; i < size; i += 4) {
                 float four[4];
                 unpack<float>(load128(row + i), four);
-                for (int j = 0; j < 4; j++) sum[i + j] = x[i + j] + scale(four[j], m, n + i + j);
+                for (int j = 0; j < 4; j++)
+                    sum[i + j] = x[i + j] + columns(four[j], row_scale[set][v], i + j);
             }
-            if (at[v] >= 0) store128(out + at[v], pack<O>(sum));
+            if (inside(t0, v)) store128(out + int64_t{row_of(t0, v)} * N + n, pack<O>(sum));
         }
     }
 }
@@ -328,19 +502,26 @@ inline __device__ BlockTile block_tile_of(int rows, int columns) {
 
 // The block's part of out = scale()(a b', m, n) (+ initial); scale() is called once the sums are there.
 template <class P, class O, class Scale>
-__device__ void multiply_block(O* out, const O* initial, const typename P::ElementA* a,
-                               const typename P::ElementB* b, int M, int N, int K, Scale scale) {
+__device__ __forceinline__ void multiply_block(O* out, const O* initial, const typename P::ElementA* a,
+                                               const typename P::ElementB* b, int M, int N, int K,
+                                               Scale scale) {
     const BlockTile block = block_tile_of((M + S::block_tile_m - 1) / S::block_tile_m,
                                           (N + S::block_tile_n - 1) / S::block_tile_n);
     const int warp_m = warp_index() / S::warps_n * S::warp_tile_m,
               warp_n = warp_index() % S::warps_n * S::warp_tile_n;
     Copies<P> copies{a, b, block.m, block.n, M, N, K, dynamic_shared_memory(), {}, {}};
     Sums sums = {};
-    if constexpr (S::pipelined)
+    if constexpr (S::schedule == Schedule::two_sets)
         add_tiles_pipelined<P>(sums, copies, warp_m, warp_n);
+    else if constexpr (S::schedule == Schedule::in_place && P::A::along && P::B::along)
+        add_tiles_in_place<P>(sums, copies, warp_m, warp_n);
     else
         add_tiles<P>(sums, copies, warp_m, warp_n);
-    store<P>(out, initial, scale(), sums, block.m + warp_m, block.n + warp_n, M, N);
+    const int m = block.m + warp_m, n = block.n + warp_n;
+    if (S::schedule == Schedule::in_place && block.m + S::block_tile_m <= M && block.n + S::block_tile_n <= N)
+        store<P, true>(out, initial, scale(), sums, m, n, M, N);
+    else
+        store<P, false>(out, initial, scale(), sums, m, n, M, N);
 }
 
 template <class Z>

@@ -13,9 +13,20 @@ template <class E>
 struct Biased {
     const E* bias;
     int N;
-    __device__ float operator()(float sum, int, int n) const {
-        return bias ? sum + float(bias[n < N ? n : N - 1]) : sum;
+    template <int size>
+    struct Columns {
+        float bias[size];
+        __device__ float operator()(float sum, float, int i) const { return sum + bias[i]; }
+    };
+    template <int size>
+    __device__ Columns<size> columns(int n) const {
+        static_assert(size == vector_size<E>);
+        Columns<size> out;
+        for (float& b : out.bias) b = -0.0f;  // the number that leaves every sum as it is
+        if (bias && n < N) unpack<E>(load128(bias + n), out.bias);
+        return out;
     }
+    __device__ float row(int) const { return 0; }
 };
 
 template <class P, class E, class O, class Change>
@@ -74,8 +85,7 @@ bool tiled_supports(const Call& call) {
     bool whole = call["C"] % 8 == 0 && call["K"] % 8 == 0;
     for (size_t i = 0; i < call.op->operands.size(); i++)
         whole &= reinterpret_cast<uintptr_t>(call.tensor[i].data) % 16 == 0;
-    for (const char* dimension : {"N", "C", "K"}) whole &= call[dimension] <= 1 << 30;
-    return whole;
+    return whole && call["N"] <= 1 << 30 && call["C"] <= 1 << 23 && call["K"] <= 1 << 23;
 }
 
 }  // namespace llamac

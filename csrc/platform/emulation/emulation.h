@@ -156,6 +156,7 @@ inline int optimization_barrier_uniform(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
+#define sync_shared __syncthreads
 inline void scheduling_barrier() {}
 inline void issue_loads() {}
 inline void add_to_memory(float* p, const float* x) {
