@@ -27,21 +27,35 @@ struct Counter {
 
     void add(const Call& call) {
         const double flops = least_flops(call), bytes = least_bytes(call);
-        const double moving = bytes / (memory_share * device.memory_rate);
-        double computing = 0;
-        if (flops > 0) computing = flops / (product_share * rate(call.tensor[call.op->outputs].dtype));
+        const double moving =
+            bytes / (device.reached ? device.reached->memory_rate : memory_share * device.memory_rate);
+        const double computing = flops > 0 ? flops / rate(call) : 0;
         sum.flops += times * flops;
         if (moving > computing) sum.moved += times * bytes;
         sum.seconds += times * std::max({computing, moving, least_seconds});
     }
 
   private:
-    double rate(DType dtype) const {
-        const auto found = device.flops.find(is_fp8(dtype) ? "fp8" : name(dtype));
+    // FLOP per second.
+    double rate(const Call& call) const {
+        const DType dtype = call.tensor[call.op->outputs].dtype;
+        const std::string key = is_fp8(dtype) ? "fp8" : name(dtype);
+        if (device.reached) {
+            for (const PlannedDevice::Operation& known : device.reached->operations)
+                if (known.name == call.op->name && has_dimensions(call, known)) return known.flops;
+            if (const auto found = device.reached->products.find(key);
+                found != device.reached->products.end())
+                return found->second;
+        }
+        const auto found = device.flops.find(key);
         if (found == device.flops.end())
             fail("--device ", device.name, ": configs/tables/devices.toml has no rate of products in ",
                  name(dtype));
-        return found->second;
+        return product_share * found->second;
+    }
+    static bool has_dimensions(const Call& call, const PlannedDevice::Operation& known) {
+        return std::all_of(known.dimensions.begin(), known.dimensions.end(),
+                           [&](const auto& entry) { return call[entry.first.c_str()] == entry.second; });
     }
     static bool is_fp8(DType dtype) { return size_of(dtype) == 1; }
 };
@@ -92,6 +106,27 @@ double exchanged_bytes(const Trainer& t) {
     return bytes + 2 * (replicas - 1) / replicas * gradients / group;
 }
 
+PlannedDevice::Reached reached_rates(const json& row) {
+    PlannedDevice::Reached reached;
+    reached.memory_rate = 1e9 * row.at("gbps").get<double>();
+    reached.error = row.at("error").get<double>();
+    for (const auto& [dtype, tflops] : row.at("products").items())
+        reached.products[dtype] = 1e12 * tflops.get<double>();
+    for (const json& operation : row.at("operation")) {
+        PlannedDevice::Operation known;
+        for (const auto& [key, value] : operation.items()) {
+            if (key == "name")
+                known.name = value.get<std::string>();
+            else if (key == "tflops")
+                known.flops = 1e12 * value.get<double>();
+            else
+                known.dimensions[key] = value.get<int64_t>();
+        }
+        reached.operations.push_back(known);
+    }
+    return reached;
+}
+
 }  // namespace
 
 PlannedDevice find_device(const std::string& wanted) {
@@ -114,6 +149,8 @@ PlannedDevice find_device(const std::string& wanted) {
                     device.link_rate = 1e9 * link.at("gbps").get<double>() * link.at("links").get<double>();
             for (const auto& [dtype, tflops] : row.at("tflops").items())
                 device.flops[dtype] = 1e12 * tflops.get<double>();
+            for (const json& row_reached : table.at("reached"))
+                if (is_of(row_reached, name)) device.reached = reached_rates(row_reached);
             if (device.memory_rate == 0)
                 fail("--device ", wanted, ": configs/tables/devices.toml has no gbps of ", name);
             return device;
@@ -146,12 +183,24 @@ Ranks planned_ranks(const Options& options, int64_t count) {
 
 std::string assumptions(const PlannedDevice& device) {
     const auto percent = [](double share) { return std::to_string(std::lround(100 * share)) + "% of "; };
-    return "estimated for " + device.name + ", not measured: products at " + percent(product_share) +
-           "its published FLOP/s, other operations at " + percent(memory_share) +
-           "its memory's rate, exchanges " +
-           (device.link_rate > 0 ? "meanwhile, at " + percent(link_share) + "its links' within a host"
-                                 : "not counted") +
-           "; shares as runs on an H200 reach them; no validation, no checkpoints";
+    const std::string exchanges =
+        device.link_rate > 0 ? "exchanges meanwhile, at " + percent(link_share) + "its links' within a host"
+                             : std::string("exchanges not counted");
+    const std::string start = "estimated for " + device.name + ", not measured: ";
+    const std::string end = "; no validation, no checkpoints";
+    if (!device.reached)
+        return start + "products at " + percent(product_share) +
+               "its published FLOP/s, other operations at " + percent(memory_share) + "its memory's rate, " +
+               exchanges + "; shares as runs on an H200 reach them" + end;
+    std::string products, predicted;
+    for (const auto& [dtype, rate] : device.reached->products)
+        products +=
+            (products.empty() ? "" : ", ") + std::to_string(std::lround(rate / 1e12)) + " in " + dtype;
+    return start + "products at the library's published TFLOP/s (" + products +
+           "), attention as predicted from its code, with errors of up to " +
+           std::to_string(std::lround(device.reached->error)) +
+           "% on published kernels, other operations at " +
+           std::to_string(std::lround(device.reached->memory_rate / 1e9)) + " GB/s, " + exchanges + end;
 }
 
 Estimate estimate_step(Trainer& t, const PlannedDevice& device) {

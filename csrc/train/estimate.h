@@ -2,19 +2,35 @@
 // Each operation of a dry run is counted by its description.
 #pragma once
 #include <map>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "train/trainer.h"
 
 namespace llamac {
 
-// A row of configs/tables/devices.toml.
+// Rows of configs/tables/devices.toml.
 struct PlannedDevice {
+    // The rate of an operation with these dimensions.
+    struct Operation {
+        std::string name;
+        std::map<std::string, int64_t> dimensions;
+        double flops = 0;  // per second
+    };
+    // What a device reaches on which llamac was not measured: published rates of others, and predicted ones.
+    struct Reached {
+        std::map<std::string, double> products;  // FLOP per second, by the dtype of operands
+        double memory_rate = 0;                  // bytes per second that operations move which memory limits
+        std::vector<Operation> operations;
+        double error = 0;  // percent: the largest of predictions for kernels that are published
+    };
     std::string name;
     int64_t memory = 0;                   // bytes; 0: not in the table
     double memory_rate = 0;               // bytes per second; 0: not in the table
     double link_rate = 0;                 // of all its links to the devices of its host; 0: not in the table
     std::map<std::string, double> flops;  // per second, of products with operands of a dtype
+    std::optional<Reached> reached;
 };
 
 // The first row with a name that contains `name`, in any case: "mi300x". Throws Error if there is none.
@@ -26,8 +42,8 @@ Options planned_options(const Options& options);
 // The ranks of a dry run, seen from the first rank of the stage that takes the most memory.
 Ranks planned_ranks(const Options& options, int64_t count);
 
-// The estimate's assumptions: shares of the published rates, and the least time of an operation. docs/training.md compares
-// estimates with measured runs.
+// The estimate's assumptions for a device without a row of rates that it reaches: shares of the published ones, and, for all,
+// the least time of an operation. docs/training.md compares estimates with measured runs.
 constexpr double product_share = 0.65, memory_share = 0.85, link_share = 0.7, least_seconds = 5e-6;
 
 // Of one device.

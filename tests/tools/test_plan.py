@@ -9,6 +9,8 @@ import tomllib
 import pytest
 from run import run_llamac
 
+from llamac.base import registry
+from llamac.base.folders import CONFIGS
 from llamac.base.native import native
 from llamac.training import plan
 
@@ -40,6 +42,28 @@ def test_estimates_beside_measured_runs(devices, tokens_per_second, values):
     """On H200s (docs/benchmarks/nvidia-h200.md, docs/fp8.md). docs/training.md has the errors."""
     found = estimate(devices, **values)
     assert found["tokens_per_step"] / found["seconds"] == pytest.approx(tokens_per_second, rel=0.1)
+
+
+def test_rates_that_a_device_reaches():
+    """Attention takes its own rate: what one sequence of 16384 tokens takes longer than two of 8192. Rates of
+    the table are of operations that there are, and below the published ones."""
+    table = tomllib.loads((CONFIGS / "tables/devices.toml").read_text(encoding="utf-8"))
+    kernels = {kernel["name"]: str(kernel) for kernel in registry.kernels()}
+    for row in table["reached"]:
+        device = next(d for d in table["device"] if d["names"] == row["names"])
+        assert row["gbps"] < device["gbps"]
+        assert all(rate < device["tflops"][dtype] for dtype, rate in row["products"].items())
+        for known in row["operation"]:
+            assert known.keys() - {"name", "tflops"} == {"HD"} and "HD" in kernels[known["name"]]
+    rate = {o["name"]: 1e12 * o["tflops"] for o in table["reached"][0]["operation"] if o["HD"] == 128}
+    shape = BF16 | {"model": "llama3.1-8b", "batch-size": 1, "total-batch-size": 16384}
+    once, twice = (estimate(device="mi300x", **shape, seq_len=T)["seconds"] for T in (16384, 8192))
+    flops = 32 * 2 * 4096 * (16384**2 - 2 * 8192**2)  # 32 layers, two products, half of them masked
+    expected = flops / rate["attention_forward"] + 2.5 * flops / rate["attention_backward"]
+    assert once - twice == pytest.approx(expected, rel=0.05)
+    found = estimate(device="mi300x", **EIGHT_B)["assumptions"]
+    assert "708 in bf16, 1273 in fp8" in found and "up to 11%" in found and "4085 GB/s" in found
+    assert "65% of its published" in estimate(device="mi325x", **EIGHT_B)["assumptions"]
 
 
 def test_what_is_counted():

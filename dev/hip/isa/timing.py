@@ -408,10 +408,34 @@ def cross_validate(found: list[Entry], rule: str) -> None:
     print(f"fitted on all: {chosen} {clock}; loss {100 * loss(found, numbers(**chosen), clock):.2f}%")
 
 
+def models_by_rule() -> list[tuple[Numbers, Clock]]:
+    return [
+        (numbers(mfma_hold=facts["mfma_hold"]), Clock.read(rule)) for rule, facts in table()["rule"].items()
+    ]
+
+
+def rates(found: list[Entry]) -> None:
+    """TFLOP/s of our causal attention for configs/tables/devices.toml: per pass and head size the fastest
+    variant's, by the slower rule."""
+    models = models_by_rule()
+    times: dict[tuple[str, int], dict[str, np.ndarray]] = {}
+    operations: dict[tuple[str, int], float] = {}
+    for e in found:
+        if m := re.match(r"llamac (\w+) (forward|backward) <(\d+)> causal", e.name):
+            key, case = (m[2], int(m[3])), e.cases[0]
+            taken = times.setdefault(key, {})
+            taken[m[1]] = taken.get(m[1], 0.0) + np.array([e.milliseconds(case, *model) for model in models])
+            products = {"forward": 2, "backward": 5}[m[2]]
+            operations[key] = products * np.prod(case.shape) * case.shape[2]
+    for (which, size), taken in times.items():
+        rate = max(operations[which, size] / max(ms) / 1e9 for ms in taken.values())
+        print(f'    {{ name = "attention_{which}", HD = {size}, tflops = {rate:.0f} }},')
+
+
 def report(found: list[Entry], folder: Path | None) -> None:
     """Both rules beside each other: what differs between them is not known."""
     rules = table()["rule"]
-    models = [(numbers(mfma_hold=facts["mfma_hold"]), Clock.read(rule)) for rule, facts in rules.items()]
+    models = models_by_rule()
     print("Predicted, not measured. Errors on families held out, median and worst case, percent:")
     for rule, facts in rules.items():
         print(
@@ -471,6 +495,7 @@ def main() -> int:
         "--conflicts", type=Path, metavar="FILE", help="cycles of LDS instructions, by check.py --conflicts"
     )
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="write a timeline of each kernel")
+    parser.add_argument("--rates", action="store_true", help="print the rows of configs/tables/devices.toml")
     options = parser.parse_args()
     conflicts = json.loads(options.conflicts.read_text()) if options.conflicts else {}
     found = list(entries(options.only, conflicts))
@@ -484,6 +509,8 @@ def main() -> int:
     if options.fit:
         for rule in table()["rule"]:
             cross_validate([e for e in found if any(case.ms for case in e.cases)], rule)
+    elif options.rates:
+        rates(found)
     else:
         report(found, options.pictures)
     return 0

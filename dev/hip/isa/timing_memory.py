@@ -1,28 +1,57 @@
 #!/usr/bin/env python3
-"""Bytes that a compute unit has in flight in our memory-bound kernels, against latency times bandwidth.
+"""How close to the memory's rate our memory-bound kernels come on MI300X: predicted, not measured.
 
-Reads the code objects of build/resources (dev/hip/resources.py). By Little's law, a chip that is to move
-`copy` bytes per second with loads of `latency` needs latency x copy / units bytes in flight per compute unit
-(timing_numbers.toml). A kernel's are those of its loop, or of all its code without one: the most bytes that
-a wave has requested and not waited for, times the waves that registers, LDS and blocks leave room for. LDS
-that a launch gives is not known here.
+Reads the code objects of build/resources (dev/hip/resources.py). Two limits per kernel:
+
+- By Little's law, a chip that is to move `copy` bytes per second with loads of `latency` needs latency x
+  copy / units bytes in flight per compute unit (timing_numbers.toml). A kernel's are those of its loop, or
+  of all its code without one: the most bytes that a wave has requested and not waited for, times the waves
+  that registers, LDS and blocks leave room for. LDS that a launch gives is not known here.
+- The simulated compute unit (timing_unit.py), with all of these waves, no hits, and its share of `copy`:
+  the bytes that it loads and stores per second, of that share. By both rules; the lower one.
 """
 
 import argparse
 import re
 import sys
+from dataclasses import replace
 
 from timing import OURS
-from timing_kernel import Kernel, load_all
-from timing_unit import table
+from timing_kernel import Kernel, Loop, load_all
+from timing_unit import Memory, Numbers, Unit, Wave, numbers, table
 
 UNLESS = r"naive|_delta|lambda"  # kernels that explain, or that read little
+ROUNDS = 6  # of a loop, or blocks one after another, whose time is taken
+
+
+def streaming(kernel: Kernel) -> list[int]:
+    """A round of the loop that loads most bytes, or all code without one."""
+
+    def loaded(loop: Loop) -> int:
+        return sum(i.bytes for i in kernel.code[loop[0] : loop[1]] if i.kind == "memory" and i.result)
+
+    loop = max(kernel.loops, key=loaded, default=(0, 0))
+    return kernel.walk(*loop) if loaded(loop) else kernel.walk(0, None)
+
+
+def share_of_copy(kernel: Kernel, n: Numbers, per_cycle: float) -> float:
+    """Bytes that a compute unit moves per cycle, of its share of a copy."""
+    path = streaming(kernel)
+    moved = sum(i.bytes for i in (kernel.code[k if k >= 0 else ~k] for k in path) if i.kind == "memory")
+    waves = -(-kernel.threads // 64)
+
+    def cycles(rounds: int) -> int:
+        # Barriers of a block keep its waves together; one block after another is one longer path.
+        on = [Wave(path * rounds, block, w) for block in range(kernel.resident()) for w in range(waves)]
+        return Unit(kernel.code, on, n, Memory(far=1.0)).run()
+
+    taken = cycles(ROUNDS + 2) - cycles(2)
+    return ROUNDS * moved * waves * kernel.resident() / taken / per_cycle
 
 
 def most_in_flight(kernel: Kernel) -> int:
     """Bytes that a wave has requested and not waited for, at most."""
-    loops = [loop for loop in kernel.loops if any(i.kind == "memory" for i in kernel.code[loop[0] : loop[1]])]
-    path = kernel.walk(*loops[0]) * 2 if loops else range(len(kernel.code))
+    path = streaming(kernel) * 2
     waiting: list[int] = []  # of each access: bytes it will bring
     most = 0
     for k in path:
@@ -43,7 +72,18 @@ def main() -> int:
     only = parser.parse_args().only
     chip, memory = table()["chips"]["mi300x"], table()["memory"]
     needed = memory["latency"]["value"] * memory["copy"]["value"] / chip["units"]
-    rows: set[tuple[str, int, int]] = set()
+    # Waves wait for memory, so the clock is the highest.
+    ghz = chip["peak"]["value"]
+    per_cycle = memory["copy"]["value"] / chip["units"] / (ghz * 1e9)
+    models = [
+        replace(
+            numbers(mfma_hold=facts["mfma_hold"]),
+            far_bytes=per_cycle,
+            far_latency=round(memory["latency"]["value"] * ghz * 1e9),
+        )
+        for facts in table()["rule"].values()
+    ]
+    rows: set[tuple[str, int, int, float]] = set()
     for path in sorted(OURS.rglob("*.hsaco")):
         for name, kernel in load_all(path):
             if re.search(UNLESS, name) or not re.search(only, name):
@@ -53,7 +93,8 @@ def main() -> int:
             if not most_in_flight(kernel):
                 continue  # without code, of a form of fp8 that the chip does not multiply
             waves = kernel.resident() * -(-kernel.threads // 64)
-            rows.add((name, waves, most_in_flight(kernel)))
+            share = min(share_of_copy(kernel, n, per_cycle) for n in models)
+            rows.add((name, waves, most_in_flight(kernel), share))
     if not rows:
         print(
             f"timing_memory.py: {OURS}: expected code objects, found none: dev/hip/resources.py",
@@ -61,11 +102,12 @@ def main() -> int:
         )
         return 2
     print(f"needed: {needed / 1024:.1f} KiB per compute unit\n")
-    print("| kernel | waves | KiB per wave | KiB per unit | of what is needed |")
-    print("| --- | ---: | ---: | ---: | ---: |")
-    for name, waves, each in sorted(rows, key=lambda row: row[1] * row[2]):
-        share = 100 * waves * each / needed
-        print(f"| {name} | {waves} | {each / 1024:.2f} | {waves * each / 1024:.1f} | {share:.0f}% |")
+    print("| kernel | waves | KiB per wave | KiB per unit | of what is needed | predicted, of a copy |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for name, waves, each, share in sorted(rows, key=lambda row: row[3]):
+        filled = 100 * waves * each / needed
+        kib = f"{each / 1024:.2f} | {waves * each / 1024:.1f}"
+        print(f"| {name} | {waves} | {kib} | {filled:.0f}% | {100 * share:.0f}% |")
     return 0
 
 
