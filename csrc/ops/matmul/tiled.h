@@ -358,7 +358,6 @@ __device__ void add_tile_in_place(Sums& sums, typename P::Operands& x, const Pie
                                   int warp_n, F fetch) {
     constexpr int half = S::tiles_m / 2, products = half * S::depth;
     static_assert(S::tiles_n == 4 && S::parts == 1 && Pieces<P>::pieces <= products);
-    set_priority<0>();  // other waves' starts and ends, which have few products, go first
     multiply_beside<P, 0>(sums, x, 0, [&](int i) {
         if (i < half) P::A::load_tile(x.a[half + i], pieces.stage, warp_m, half + i);
     });
@@ -381,7 +380,6 @@ __device__ void add_tile_in_place(Sums& sums, typename P::Operands& x, const Pie
 
 template <class P>
 __device__ void add_tiles_in_place(Sums& sums, const Copies<P>& copies, int warp_m, int warp_n) {
-    set_priority<1>();
     typename P::Operands x;
     Pieces<P> pieces(copies);
     pieces.fetch(0);
@@ -405,7 +403,6 @@ __device__ void add_tiles_in_place(Sums& sums, const Copies<P>& copies, int warp
         add_tile_in_place<P>(sums, x, pieces, warp_m, warp_n, [&](int i) {
             if (i == 0) pieces.fetch(tile + 2);
         });
-    set_priority<1>();
 }
 
 // How sums become results: a lane stores `size` neighbouring columns of each row that it stores. columns<size>(n) is what it
