@@ -116,6 +116,11 @@ def stages(m: Machine) -> dict[str, Stage]:
     found["microbenchmarks"] = Stage([[m.build / program, "--preset", preset] for program in some])
     rules = [PYTHON, ROOT / "dev/hip/isa/timing_bench.py", "--out", m.out / "issue-rules"]
     found["issue-rules"] = Stage([rules], without="" if m.platform == "amd" else "needs an AMD GPU")
+    isa, ops = ROOT / "dev/hip", ROOT / "csrc/ops"
+    predicted = [*sorted((ops / "attention").glob("flash_*.hip")), ops / "matmul/tiled.hip"]
+    compiled = [PYTHON, isa / "resources.py", *predicted, "--program", m.program]
+    beside = [PYTHON, isa / "isa/timing.py", "--only", "llamac", "--measure", m.build]
+    found["predicted"] = Stage([compiled, beside], without=found["issue-rules"].without)
     name = f"operations-{preset}"
     bench = [PYTHON, "-m", "llamac", "bench", "--preset", preset, "--out", m.out / name]
     found[name] = Stage([[*bench, *(["--operation", "rmsnorm"] if m.quick else [])]])

@@ -263,6 +263,20 @@ def test_timing_wants_code_objects(tmp_path):
     assert result.returncode == 2 and "found none" in result.stderr
 
 
+def test_measured_beside_predicted(isa):
+    """The row of the variant, its fastest block size; no row is an error."""
+    from timing import measured_ms
+
+    text = """matmul_forward (bf16) N=8192 C=8192 K=8192 on AMD Instinct MI300X; limit 4300 GB/s by copy
+  variant       block          ms      GB/s   TFLOP/s  % of limit  error / bound
+  tiled           256      1.8500     217.7   594.327         5.1           0.20
+  tiled           512      1.7000     236.9   646.768         5.5           0.20
+"""
+    assert measured_ms(text, "tiled") == 1.7
+    with pytest.raises(ValueError, match="expected a row of flash"):
+        measured_ms(text, "flash")
+
+
 def test_timing_benches(isa):
     from timing_bench import BENCHES, predicted, source
 

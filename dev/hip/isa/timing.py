@@ -311,10 +311,16 @@ def entries(only: str, conflicts: dict[str, dict[str, int]]) -> Iterator[Entry]:
         if root is None or not re.search(only, facts["name"]):
             continue
         path = root / facts["object"]
-        if path.exists():
-            yield Entry(facts, path, conflicts)
-        else:
-            print(f"timing.py: {path}: absent: {facts['name']} is left out", file=sys.stderr)
+        left_out = "" if path.exists() else f"{path}: absent"
+        if not left_out:
+            try:
+                yield Entry(facts, path, conflicts)
+            except ValueError as error:
+                if facts["family"] != "llamac":
+                    raise
+                left_out = f"another compiler's code: {error}"  # with other branches than the table's
+        if left_out:
+            print(f"timing.py: {left_out}: {facts['name']} is left out", file=sys.stderr)
 
 
 def errors(found: list[Entry], n: Numbers, clock: Clock) -> dict[str, list[float]]:
@@ -432,6 +438,45 @@ def rates(found: list[Entry]) -> None:
         print(f'    {{ name = "attention_{which}", HD = {size}, tflops = {rate:.0f} }},')
 
 
+def benchmark(e: Entry) -> tuple[str, ...]:
+    """The program of dev/hip that times this kernel's first case, with its flags; () where none does."""
+    shape = e.cases[0].shape
+    if e.name == "llamac tiled GEMM bf16":
+        m, n, k = shape
+        return "matmul_forward", "--variant", "tiled", "--shape", f"N={m},K={n},C={k}"
+    if m := re.match(r"llamac (\w+) (forward|backward) <\d+> causal", e.name):
+        batch, heads, length, size = shape
+        sizes = f"B={batch},T={length},NH={heads},NKV={heads},HD={size}"
+        return f"attention_{m[2]}", "--variant", m[1], "--shape", sizes
+    return ()
+
+
+def measured_ms(text: str, variant: str) -> float:
+    """Of the fastest block size in what a program of dev/hip prints."""
+    found = re.findall(rf"^  {variant} +\S+ +([\d.]+) ", text, re.MULTILINE)
+    if not found:
+        raise ValueError(f"expected a row of {variant} with its ms, found {text.strip()!r}")
+    return min(map(float, found))
+
+
+def measure(found: list[Entry], build: Path) -> None:
+    """Times our kernels by the programs in `build`, beside both predictions."""
+    sums: dict[tuple[str, ...], np.ndarray] = {}  # a backward pass has two kernels
+    for e in found:
+        if command := benchmark(e):
+            times = np.array([e.milliseconds(e.cases[0], *model) for model in models_by_rule()])
+            sums[command] = sums.get(command, 0.0) + times
+    rules = " | ".join(f"{rule} ms | error" for rule in table()["rule"])
+    print(f"Predicted beside measured\n\n| kernel | shape | measured ms | {rules} |")
+    print("| --- | --- |" + " ---: |" * (1 + 2 * len(table()["rule"])))
+    for (program, _, variant, _, shape), times in sums.items():
+        command = [build / program, "--variant", variant, "--shape", shape]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        ms = measured_ms(done.stdout, variant)
+        cells = " | ".join(f"{time:.3f} | {100 * (time / ms - 1):+.1f}%" for time in times)
+        print(f"| {program} {variant} | {shape} | {ms:.3f} | {cells} |", flush=True)
+
+
 def report(found: list[Entry], folder: Path | None) -> None:
     """Both rules beside each other: what differs between them is not known."""
     rules = table()["rule"]
@@ -495,6 +540,9 @@ def main() -> int:
         "--conflicts", type=Path, metavar="FILE", help="cycles of LDS instructions, by check.py --conflicts"
     )
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="write a timeline of each kernel")
+    parser.add_argument(
+        "--measure", type=Path, metavar="BUILD", help="time our kernels beside it, on a gfx942"
+    )
     parser.add_argument("--rates", action="store_true", help="print the rows of configs/tables/devices.toml")
     options = parser.parse_args()
     conflicts = json.loads(options.conflicts.read_text()) if options.conflicts else {}
@@ -511,6 +559,8 @@ def main() -> int:
             cross_validate([e for e in found if any(case.ms for case in e.cases)], rule)
     elif options.rates:
         rates(found)
+    elif options.measure:
+        measure(found, options.measure)
     else:
         report(found, options.pictures)
     return 0
