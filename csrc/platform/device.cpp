@@ -45,6 +45,7 @@ const DeviceProperties& device_properties() {
                                 static_cast<int64_t>(p.totalGlobalMem),
                                 false,
                                 has_warpgroups(p),
+                                is_cdna3(p),
                                 fp8_units(p),
                                 grid_threads};
     }();

@@ -9,6 +9,7 @@
 //   any_lane(holds)          true if the predicate holds in any lane of the warp
 //   optimization_barrier(x)  x; the compiler computes dependent addresses again instead of keeping them in registers.
 //                            optimization_barrier_uniform: x is the same in all lanes
+//   warp_uniform(x)          x, the same in all lanes of a warp; on AMD in a scalar register, and branches on it are scalar
 //   scheduling_barrier()     the compiler moves no load across it, which would hold registers for longer
 //   sync_shared()            __syncthreads() for LDS alone: of other memory, nothing is promised
 //   issue_loads()            loads before it are in flight when later ones begin; all lanes of a warp call it
@@ -96,6 +97,7 @@ struct DeviceProperties {
     int64_t memory_bytes;
     bool emulated;
     bool warpgroups;  // Hopper's own instructions (warpgroup.h)
+    bool cdna3;       // MI300X, or the emulated device that stands for it
     Fp8Units fp8;
     int64_t grid_threads;  // a grid has fewer in its first dimension: blocks times threads per block
 };

@@ -35,6 +35,10 @@ inline bool has_warpgroups(const hipDeviceProp_t&) {
     return false;
 }
 
+inline bool is_cdna3(const hipDeviceProp_t& properties) {
+    return is_chip(properties, "gfx942");
+}
+
 inline Fp8Units fp8_units(const hipDeviceProp_t& properties) {
     return is_chip(properties, "gfx942")   ? Fp8Units::fnuz
            : is_chip(properties, "gfx950") ? Fp8Units::ocp
@@ -77,6 +81,10 @@ inline __device__ int optimization_barrier(int x) {
 inline __device__ int optimization_barrier_uniform(int x) {
     asm volatile("" : "+s"(x));
     return x;
+}
+
+inline __device__ int warp_uniform(int x) {
+    return __builtin_amdgcn_readfirstlane(x);
 }
 
 template <class V>

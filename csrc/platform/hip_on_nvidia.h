@@ -82,6 +82,10 @@ inline bool has_warpgroups([[maybe_unused]] const hipDeviceProp_t& properties) {
 #endif
 }
 
+inline bool is_cdna3(const hipDeviceProp_t&) {
+    return false;
+}
+
 // Since compute capability 8.9.
 inline Fp8Units fp8_units(const hipDeviceProp_t& properties) {
     return properties.major * 10 + properties.minor >= 89 ? Fp8Units::ocp : Fp8Units::none;
@@ -161,6 +165,10 @@ inline __device__ int optimization_barrier_uniform(int x) {
 
 inline __device__ void sync_shared() {
     __syncthreads();
+}
+
+inline __device__ int warp_uniform(int x) {
+    return x;
 }
 
 inline __device__ void scheduling_barrier() {

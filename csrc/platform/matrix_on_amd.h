@@ -77,6 +77,16 @@ inline __device__ uint32_t lower_halves(uint32_t low, uint32_t high) {
 inline __device__ uint32_t upper_halves(uint32_t low, uint32_t high) {
     return __builtin_amdgcn_perm(high, low, 0x07060302u);
 }
+// n words of global memory at a lane's offset from a uniform address, which stays in scalar registers: no vector additions.
+template <int n>
+__device__ void load_words(uint32_t (&out)[n], const char* uniform, uint32_t offset) {
+    using Global = const __attribute__((address_space(1))) char*;
+    Global base = (Global)uniform;
+    asm volatile("" : "+s"(base));
+    const auto bits =
+        *reinterpret_cast<const __attribute__((address_space(1))) Native<uint32_t, n>*>(base + offset);
+    for (int i = 0; i < n; i++) out[i] = bits[i];
+}
 // Of this wave among those of its SIMD, 0 to 3: around MFMAs, so that a wave that has its operands goes first.
 template <int priority>
 __device__ void set_priority() {

@@ -2,6 +2,11 @@
 #pragma once
 #include "core/operation.h"
 
+// This build has the variants for CDNA3: for AMD, and on the emulated device that stands for it.
+#if defined(LLAMAC_AMD) || (defined(LLAMAC_CPU) && LLAMAC_WARP == 64)
+#define LLAMAC_MFMA
+#endif
+
 namespace llamac {
 
 // The keys that a query sees: [begin, end), never empty. Queries have the last positions of the keys.
@@ -95,6 +100,13 @@ void attention_backward_flash_atomic(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv
                                      View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
                                      LaunchContext context);
 WorkspaceBytes attention_backward_flash_workspace, attention_backward_flash_atomic_workspace;
+
+// mfma_forward.hip; where LLAMAC_MFMA
+bool mfma_supports(const Call& call);
+template <class E>
+void attention_forward_mfma(View<E, 4> out, View<float, 3> lse, View<const E, 4> q, View<const E, 4> k,
+                            View<const E, 4> v, View<const int32_t, 2> first, View<const int32_t, 2> ends,
+                            double scale, bool causal, int64_t window, LaunchContext context);
 
 // wgmma_forward.hip, wgmma_backward.hip; where LLAMAC_WARPGROUPS
 bool wgmma_supports(const Call& call);

@@ -34,6 +34,7 @@
 // flash:        tiles on any device's matrix cores, scores never in memory (flash_forward.hip,
 //               flash_backward.hip).
 // flash_atomic: backward in one pass, dq by atomic adds: not deterministic (flash_backward.hip).
+// mfma:         as flash, in MI300X's shape (mfma_forward.hip).
 // wgmma:        as flash, with Hopper's own instructions (wgmma_forward.hip, wgmma_backward.hip).
 //
 // Measured: docs/benchmarks/nvidia-h200.md, docs/benchmarks/cpu.md.
@@ -142,6 +143,15 @@ constexpr Constraints wgmma_constraints{
 constexpr const char* hopper = "NVIDIA sm_90";
 #endif
 
+#if defined(LLAMAC_MFMA)
+constexpr Constraints mfma_constraints{
+    "HD 64 or 128, T and S at most 2^30, scale above 0, heads that begin at multiples of 16 bytes, rows of k "
+    "and v at most 2^23 "
+    "elements apart",
+    mfma_supports};
+constexpr const char* cdna3 = "AMD gfx942";
+#endif
+
 // 1 + 2 + ... + n.
 double sum_to(double n) {
     return n > 0 ? 0.5 * n * (n + 1) : 0;
@@ -196,6 +206,13 @@ Operation attention_forward(
       .supports = wgmma_constraints,
       .workspace = attention_forward_wgmma_workspace,
       .chip = hopper},
+#endif
+#if defined(LLAMAC_MFMA)
+     {.name = "mfma",
+      .idea = "as flash on matrix cores, v transposed once per block, p without rounding, 128-bit accesses",
+      .instantiations = instantiations<attention_forward_mfma<bf16>, attention_forward_mfma<fp16>>(),
+      .supports = mfma_constraints,
+      .chip = cdna3},
 #endif
      {"flash", "tiles on matrix cores, running softmax, 128-bit accesses",
       instantiations<attention_forward_flash<bf16>, attention_forward_flash<fp16>>(), flash_constraints},

@@ -457,6 +457,7 @@ const DeviceProperties& device_properties() {
                                              int64_t{1} << 34,
                                              true,
                                              false,
+                                             warp_size == 64,
                                              Fp8Units::both,
                                              int64_t{1} << (warp_size == 64 ? 32 : 41)};
     return properties;

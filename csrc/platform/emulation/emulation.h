@@ -157,6 +157,9 @@ inline int optimization_barrier_uniform(int x) {
     return x;
 }
 #define sync_shared __syncthreads
+inline int warp_uniform(int x) {
+    return x;
+}
 inline void scheduling_barrier() {}
 inline void issue_loads() {}
 inline void add_to_memory(float* p, const float* x) {

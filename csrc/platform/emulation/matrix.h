@@ -147,6 +147,10 @@ inline uint32_t lower_halves(uint32_t low, uint32_t high) {
 inline uint32_t upper_halves(uint32_t low, uint32_t high) {
     return low >> 16 | (high & 0xffff0000u);
 }
+template <int n>
+void load_words(uint32_t (&out)[n], const char* uniform, uint32_t offset) {
+    std::memcpy(out, uniform + offset, sizeof(out));
+}
 template <int>
 void set_priority() {}
 
