@@ -22,13 +22,6 @@ struct MfmaForward {
 
 #if !defined(__GFX11__)
 using T = Tile<16>;
-using Pair = float __attribute__((vector_size(8)));  // one instruction adds or multiplies two
-
-// The exponent that is added to probabilities, and its factor.
-template <class E>
-constexpr float raised = E::mantissa == 7 ? 1.0f / 256 : 0.0f;
-template <class E>
-constexpr float raised_factor = E::mantissa == 7 ? 1.00271127505020f : 1.0f;
 
 // Of a lane's rows: a score that was the largest, and the sums of probabilities relative to it, by parity of the key.
 template <class C>
@@ -49,10 +42,7 @@ __device__ Pair probabilities(T::Operand (&p)[C::key_tiles], const T::Accumulato
             const Pair score{s[n].x[2 * w], s[n].x[2 * w + 1]}, exponent = score * scale + shift;
             const Pair x{fast_exp2(exponent[0]), fast_exp2(exponent[1])};
             sum += x;
-            if constexpr (E::mantissa == 7)
-                p[n].words[0][w] = upper_halves(__float_as_uint(x[0]), __float_as_uint(x[1]));
-            else
-                p[n].words[0][w] = fp16_pair(x[0], x[1]);
+            p[n].words[0][w] = cut<E>(x);
         }
     return sum;
 }
@@ -113,7 +103,7 @@ __global__ void __launch_bounds__(MfmaForward<HD>::threads) LLAMAC_WAVES_A_SIMD(
     const int first = (blocks - 1 - static_cast<int>(tile.block)) * C::queries;  // more keys come first
     const int row = warp_uniform(warp_index()) * C::warp_rows;
     const SharedTile<HD> shared_q{dynamic_shared_memory()}, shared_k{dynamic_shared_memory()};
-    const ColumnTile<HD> shared_v{dynamic_shared_memory() + C::k_bytes};
+    const ColumnTile<C::keys, HD> shared_v{dynamic_shared_memory() + C::k_bytes};
 
     TileCopy<C::queries, HD, C::threads> copy_q;
     copy_q.begin(shared_q, row_of(q, tile.batch, first, tile.head), q.stride[1], time - first);
@@ -138,36 +128,20 @@ __global__ void __launch_bounds__(MfmaForward<HD>::threads) LLAMAC_WAVES_A_SIMD(
     const char* next_k = reinterpret_cast<const char*>(row_of(k, tile.batch, begin, key_head));
     const char* next_v = reinterpret_cast<const char*>(row_of(v, tile.batch, begin, key_head));
     RowsCopy<C::keys, HD, C::threads> copy_k;
-    ColumnsCopy<HD, C::threads> copy_v;
-    const int lane_v = static_cast<int>(shared_v.at(T::row(), T::group()) - shared_v.data);
+    ColumnsCopy<C::keys, HD, C::threads> copy_v;
+    const int kept_v = shared_v.offset(T::row(), T::group()), thread = static_cast<int>(threadIdx.x);
     copy_k.begin(next_k, k_pitch, seen - begin);
     for (int s0 = begin; s0 < end; s0 += C::keys) {
         const int before = first + row - s0;  // keys of this step that the warp's first row has before it
         const bool any = masked ? own.any(s0, C::keys) : before + C::warp_rows > 0;
         copy_k.end(shared_k);
         __syncthreads();  // and the last step's v is read
-        copy_v.begin(next_v, v_pitch, seen - s0);
+        copy_v.begin(next_v, v_pitch, seen - s0, thread);
         next_k += C::keys * k_pitch, next_v += C::keys * v_pitch;
         T::Operand p[C::row_tiles][C::key_tiles];
         if (any) {
             T::Accumulator s[C::row_tiles][C::key_tiles] = {};
-            set_priority<1>();  // of two waves of a SIMD the one in its products goes first
-            products_with_reads<C::key_tiles * HD / 32, C::ahead, T>(
-                [&](T::Operand(&keys)[2], int i) {
-                    T::template load_rows<Order::any>(keys, shared_k, i % C::key_tiles * 16,
-                                                      i / C::key_tiles * 32);
-                },
-                [&](int i, const T::Operand(&keys)[2]) {
-                    T::Operand queries[C::row_tiles][2];
-#pragma unroll
-                    for (int r = 0; r < C::row_tiles; r++) rows_q.get(queries[r], r, i / C::key_tiles * 2);
-#pragma unroll
-                    for (int h = 0; h < 2; h++)
-#pragma unroll
-                        for (int r = 0; r < C::row_tiles; r++)
-                            T::multiply<E>(s[r][i % C::key_tiles], queries[r][h], keys[h]);
-                });
-            set_priority<0>();
+            add_product<E, C::ahead>(s, rows_q, shared_k);
             if constexpr (masked) {
                 if (!own.all(s0, C::keys)) mask_unseen<T>(s, sight, optimization_barrier(first + row), s0);
             } else if (before < C::keys - 1) {
@@ -175,25 +149,10 @@ __global__ void __launch_bounds__(MfmaForward<HD>::threads) LLAMAC_WAVES_A_SIMD(
             }
             softmax<E, C>(p, s, o, rows, scale * log2_e);
         }
-        copy_v.end(shared_v);
+        copy_v.end(shared_v, thread);
         __syncthreads();  // and k is read
         if (s0 + C::keys < end) copy_k.begin(next_k, k_pitch, seen - s0 - C::keys);
-        if (any) {
-            set_priority<1>();
-            products_with_reads<C::value_tiles * C::keys / 32, C::ahead, T>(
-                [&](T::Operand(&values)[2], int i) {
-                    const uint4 bits = *reinterpret_cast<const uint4*>(shared_v.at(lane_v, i / 2, i % 2 * 4));
-                    values[0] = {{{bits.x, bits.y}}}, values[1] = {{{bits.z, bits.w}}};
-                },
-                [&](int i, const T::Operand(&values)[2]) {
-#pragma unroll
-                    for (int h = 0; h < 2; h++)
-#pragma unroll
-                        for (int r = 0; r < C::row_tiles; r++)
-                            T::multiply<E>(o[r][i / 2], p[r][i % 2 * 2 + h], values[h]);
-                });
-            set_priority<0>();
-        }
+        if (any) add_product<E, C::ahead>(o, p, shared_v, kept_v);
     }
 
     __syncthreads();  // out goes through the place of q
