@@ -87,6 +87,10 @@ __device__ void load_words(uint32_t (&out)[n], const char* uniform, uint32_t off
         *reinterpret_cast<const __attribute__((address_space(1))) Native<uint32_t, n>*>(base + offset);
     for (int i = 0; i < n; i++) out[i] = bits[i];
 }
+// Waits for this wave's loads from memory.
+inline __device__ void wait_for_loads() {
+    __builtin_amdgcn_s_waitcnt(0x0f70);  // vmcnt(0) alone
+}
 // Of this wave among those of its SIMD, 0 to 3: around MFMAs, so that a wave that has its operands goes first.
 template <int priority>
 __device__ void set_priority() {

@@ -149,6 +149,11 @@ constexpr Constraints mfma_constraints{
     "and v at most 2^23 "
     "elements apart",
     mfma_supports};
+constexpr Constraints plain_mfma_constraints{
+    "HD 64 or 128, causal, T = S at most 2^30, no first, no window below T, scale above 0, heads that begin "
+    "at multiples of 16 "
+    "bytes, rows of q, k, v and dout at most 2^23 elements apart",
+    plain_mfma_supports};
 constexpr const char* cdna3 = "AMD gfx942";
 #endif
 
@@ -239,6 +244,14 @@ Operation attention_backward(
       .supports = wgmma_constraints,
       .workspace = attention_backward_wgmma_workspace,
       .chip = hopper},
+#endif
+#if defined(LLAMAC_MFMA)
+     {.name = "mfma",
+      .idea = "as flash on matrix cores, tiles transposed once per block, 128-bit accesses",
+      .instantiations = instantiations<attention_backward_mfma<bf16>, attention_backward_mfma<fp16>>(),
+      .supports = plain_mfma_constraints,
+      .workspace = attention_backward_flash_workspace,
+      .chip = cdna3},
 #endif
      {.name = "flash",
       .idea = "tiles on matrix cores, p made again from lse, 128-bit accesses",

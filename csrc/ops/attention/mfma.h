@@ -9,6 +9,14 @@
 #if defined(LLAMAC_MFMA) && !defined(__GFX11__)
 namespace llamac {
 
+// block_tile_of() in scalar registers, and with it what is computed from it.
+__device__ inline BlockTile uniform_block_tile(int blocks, int heads) {
+    const BlockTile tile =
+        block_tile_of<int>(blocks, heads, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+    const auto uniform = [](int64_t x) { return int64_t{warp_uniform(static_cast<int>(x))}; };
+    return {uniform(tile.batch), uniform(tile.head), uniform(tile.block)};
+}
+
 // A matrix of 16 bits, `rows` x HD, on its way to LDS by a block of `threads`. Rows that do not exist are copies of the last:
 // scores of such keys are hidden. Bytes of `rows` rows are below 2^31.
 template <int rows, int HD, int threads>
@@ -31,7 +39,7 @@ struct RowsCopy {
                 const uint32_t mine = smaller(row + i * pass, valid - 1) * pitch + at;
                 load_words(staged[i], first, mine);
             }
-            scheduling_barrier();  // the compiler would join the branches' loads, and add their addresses in vector registers
+            wait_for_loads();  // else the other branch, which reuses registers, would wait for loads before it
         }
     }
     __device__ void end(SharedTile<HD> to) const {
@@ -91,7 +99,7 @@ struct ColumnsCopy {
                 const uint32_t mine = smaller(Tile::row_of(chunk, i), valid - 1) * pitch + at;
                 load_words(staged[i], first, mine);
             }
-            scheduling_barrier();  // the compiler would join the branches' loads, and add their addresses in vector registers
+            wait_for_loads();  // else the other branch, which reuses registers, would wait for loads before it
         }
     }
     __device__ void end(Tile to, int thread) const {

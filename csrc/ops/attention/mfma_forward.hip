@@ -95,9 +95,7 @@ __global__ void __launch_bounds__(MfmaForward<HD>::threads) LLAMAC_WAVES_A_SIMD(
     constexpr bool masked = kind != no_masks;
     const int time = static_cast<int>(q.shape[1]), seen = masked ? static_cast<int>(k.shape[1]) : time;
     const int blocks = (time + C::queries - 1) / C::queries;
-    BlockTile tile = block_tile_of<int>(blocks, static_cast<int>(q.shape[2]), static_cast<int>(blockIdx.x),
-                                        static_cast<int>(gridDim.x));
-    for (int64_t* x : {&tile.batch, &tile.head, &tile.block}) *x = warp_uniform(static_cast<int>(*x));
+    const BlockTile tile = uniform_block_tile(blocks, static_cast<int>(q.shape[2]));
     const int64_t key_head =
         warp_uniform(static_cast<int>(tile.head) / static_cast<int>(q.shape[2] / k.shape[2]));
     const int first = (blocks - 1 - static_cast<int>(tile.block)) * C::queries;  // more keys come first
@@ -195,11 +193,17 @@ void attention_forward_mfma(View<E, 4> out, View<float, 3> lse, View<const E, 4>
 template decltype(attention_forward_mfma<bf16>) attention_forward_mfma<bf16>;
 template decltype(attention_forward_mfma<fp16>) attention_forward_mfma<fp16>;
 
+bool plain_mfma_supports(const Call& call) {
+    return is_plain_causal(call) && mfma_supports(call);
+}
+
 bool mfma_supports(const Call& call) {
     if (!device_properties().cdna3 || (call["HD"] != 64 && call["HD"] != 128) || !flash_supports(call))
         return false;
     bool near = true;  // RowsCopy
-    for (const char* name : {"k", "v"}) near &= call.operand(name).stride[1] < int64_t{1} << 23;
+    for (const char* name : {"q", "k", "v", "dout"})
+        for (size_t i = 0; i < call.op->operands.size(); i++)
+            if (call.op->operands[i].name == name) near &= call.tensor[i].stride[1] < int64_t{1} << 23;
     return near;
 }
 
