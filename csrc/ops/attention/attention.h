@@ -93,9 +93,6 @@ void attention_backward_flash(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<
                               View<const E, 4> k, View<const E, 4> v, View<const int32_t, 2> first,
                               View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
                               LaunchContext context);
-// delta[B,NH,T] = sum_d dout * out, of each row, in the order of flash's backward kernels.
-template <class E>
-void find_row_deltas(float* delta, View<const E, 4> dout, View<const E, 4> out, const LaunchContext& context);
 template <class E>
 void attention_backward_flash_atomic(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
                                      View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,
@@ -106,6 +103,7 @@ WorkspaceBytes attention_backward_flash_workspace, attention_backward_flash_atom
 
 // mfma_forward.hip, mfma_backward.hip; where LLAMAC_MFMA
 bool mfma_supports(const Call& call), plain_mfma_supports(const Call& call);
+int64_t attention_backward_mfma_workspace(const Call& call);
 template <class E>
 void attention_backward_mfma(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
                              View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,

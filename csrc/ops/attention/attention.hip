@@ -250,7 +250,7 @@ Operation attention_backward(
       .idea = "as flash on matrix cores, tiles transposed once per block, 128-bit accesses",
       .instantiations = instantiations<attention_backward_mfma<bf16>, attention_backward_mfma<fp16>>(),
       .supports = plain_mfma_constraints,
-      .workspace = attention_backward_flash_workspace,
+      .workspace = attention_backward_mfma_workspace,
       .chip = cdna3},
 #endif
      {.name = "flash",

@@ -500,18 +500,6 @@ int64_t sums_bytes(int64_t B, int64_t time, int64_t NH, int64_t HD) {
 }  // namespace
 
 template <class E>
-void find_row_deltas(float* delta, View<const E, 4> dout, View<const E, 4> out,
-                     const LaunchContext& context) {
-    if (out.shape[3] <= 64)
-        find_delta<64>(delta, dout, out, context);
-    else
-        find_delta<128>(delta, dout, out, context);
-}
-
-template decltype(find_row_deltas<bf16>) find_row_deltas<bf16>;
-template decltype(find_row_deltas<fp16>) find_row_deltas<fp16>;
-
-template <class E>
 void attention_backward_flash(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
                               View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,
                               View<const E, 4> k, View<const E, 4> v, View<const int32_t, 2> first,
