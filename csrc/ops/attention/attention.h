@@ -2,8 +2,9 @@
 #pragma once
 #include "core/operation.h"
 
-// This build has the variants for CDNA3: for AMD, and on the emulated device that stands for it.
-#if defined(LLAMAC_AMD) || (defined(LLAMAC_CPU) && LLAMAC_WARP == 64)
+// This code has the variants for CDNA3: for AMD, but for RDNA's matrix instructions, and on the emulated device that stands for
+// it.
+#if (defined(LLAMAC_AMD) && !defined(__GFX11__)) || (defined(LLAMAC_CPU) && LLAMAC_WARP == 64)
 #define LLAMAC_MFMA
 #endif
 

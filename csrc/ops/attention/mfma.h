@@ -6,7 +6,7 @@
 #include "ops/attention/flash.h"
 #include "platform/tile.h"
 
-#if defined(LLAMAC_MFMA) && !defined(__GFX11__)
+#if defined(LLAMAC_MFMA)
 namespace llamac {
 
 // block_tile_of() in scalar registers, and with it what is computed from it.

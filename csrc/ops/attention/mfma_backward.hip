@@ -65,7 +65,6 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-#if !defined(__GFX11__)
 using T = Tile<16>;
 
 // The rows that the block owns, taken by its warps; the place is free afterwards.
@@ -99,14 +98,12 @@ __device__ void store_sum(E* to, int64_t stride, T::Accumulator (&sum)[C::row_ti
     store_tile<C::rows, HD, C::threads>(to, stride, shared, valid);
     __syncthreads();
 }
-#endif
 
 template <class E, int HD>
 __global__ void __launch_bounds__(MfmaQueries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_backward_mfma_kernel_queries(View<E, 4> dq, View<const E, 4> dout, MfmaStatistics statistics,
                                            View<const E, 4> q, View<const E, 4> k, View<const E, 4> v,
                                            float scale) {
-#if !defined(__GFX11__)
     using C = MfmaQueries<HD>;
     const int time = static_cast<int>(q.shape[1]), blocks = (time + C::rows - 1) / C::rows;
     const BlockTile tile = uniform_block_tile(blocks, static_cast<int>(q.shape[2]));
@@ -174,7 +171,6 @@ __global__ void __launch_bounds__(MfmaQueries<HD>::threads) LLAMAC_WAVES_A_SIMD(
     }
     __syncthreads();
     store_sum<C>(row_of(dq, tile.batch, first, tile.head), dq.stride[1], sum, scale, time - first);
-#endif
 }
 
 template <class E, int HD>
@@ -182,7 +178,6 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_backward_mfma_kernel_keys(View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
                                         MfmaStatistics statistics, View<const E, 4> q, View<const E, 4> k,
                                         View<const E, 4> v, float scale) {
-#if !defined(__GFX11__)
     using C = MfmaKeys<HD>;
     constexpr int half = C::threads / 2;
     const int time = static_cast<int>(q.shape[1]), heads = static_cast<int>(k.shape[2]),
@@ -279,7 +274,6 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     __syncthreads();
     store_sum<C>(row_of(dk, tile.batch, first, tile.head), dk.stride[1], sum_k, scale, time - first);
     store_sum<C>(row_of(dv, tile.batch, first, tile.head), dv.stride[1], sum_v, 1, time - first);
-#endif
 }
 
 }  // namespace

@@ -20,7 +20,6 @@ struct MfmaForward {
     static constexpr int shared_bytes = q_bytes > 2 * k_bytes ? q_bytes : 2 * k_bytes;
 };
 
-#if !defined(__GFX11__)
 using T = Tile<16>;
 
 // Of a lane's rows: a score that was the largest, and the sums of probabilities relative to it, by parity of the key.
@@ -84,13 +83,11 @@ __device__ void softmax(T::Operand (&p)[C::row_tiles][C::key_tiles],
 #pragma unroll
     for (int r = 0; r < C::row_tiles; r++) rows.sum[r] += sum[r];
 }
-#endif
 
 template <class E, int HD, Masks kind>
 __global__ void __launch_bounds__(MfmaForward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_forward_mfma_kernel(View<E, 4> out, View<float, 3> lse, View<const E, 4> q, View<const E, 4> k,
                                   View<const E, 4> v, AttentionMask visible, float scale) {
-#if !defined(__GFX11__)
     using C = MfmaForward<HD>;
     constexpr bool masked = kind != no_masks;
     const int time = static_cast<int>(q.shape[1]), seen = masked ? static_cast<int>(k.shape[1]) : time;
@@ -169,7 +166,6 @@ __global__ void __launch_bounds__(MfmaForward<HD>::threads) LLAMAC_WAVES_A_SIMD(
     __syncthreads();
     store_tile<C::queries, HD, C::threads>(row_of(out, tile.batch, first, tile.head), out.stride[1], shared_q,
                                            time - first);
-#endif
 }
 
 }  // namespace
