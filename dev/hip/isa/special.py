@@ -84,7 +84,7 @@ def attention(s: Special) -> None:
         q, k, v = (s.normal((1, tokens, heads, 64)) for heads in (2, 1, 1))
         {"q": q, "k": k, "v": v}[where].data[0, at, 0, 3] = 0x7FC0
         out, lse = s.tensor((1, tokens, 2, 64), "bf16"), s.tensor((1, 2, tokens), F)
-        s.call([out, lse, q, k, v, None], [0.125])
+        s.call([out, lse, q, k, v, None, None], [0.125])
         spoilt = np.isnan(out.get()[0]).any(-1)  # [row, head]
         if where == "v":  # 0 times NaN is NaN: rows before it are spoilt in that column alone
             right = spoilt[at:].all() and not np.isnan(np.delete(out.get()[0, :at], 3, -1)).any()
