@@ -2,9 +2,11 @@
 #pragma once
 #include "core/operation.h"
 
-// This code has the variants for CDNA3: for AMD, but for RDNA's matrix instructions, and on the emulated device that stands for
-// it.
-#if (defined(LLAMAC_AMD) && !defined(__GFX11__)) || (defined(LLAMAC_CPU) && LLAMAC_WARP == 64)
+// This code has the variants for CDNA3: the host's for AMD, that of gfx942 and gfx950, and the emulated device that stands for
+// them.
+#if defined(LLAMAC_AMD) && (!defined(__HIP_DEVICE_COMPILE__) || defined(__gfx942__) || defined(__gfx950__))
+#define LLAMAC_MFMA
+#elif defined(LLAMAC_CPU) && LLAMAC_WARP == 64
 #define LLAMAC_MFMA
 #endif
 

@@ -38,8 +38,8 @@ struct MfmaKeys : MfmaWalk<HD, 8, 1> {
     static_assert(Base::row_bytes <= shared_bytes);
 };
 
-// Of each query: p = 2^(c s + shift), c = scale * log2 e, and ds = p (dp + minus_delta): f32[B,NH,T], with T rounded up to whole steps.
-// Queries that do not exist get p = 0.
+// Of each query: p = 2^(c s + shift), c = scale * log2 e, and ds = p (dp + minus_delta); both f32[B,NH,T], with T rounded up to
+// whole steps. Queries that do not exist get p = 0.
 struct MfmaStatistics {
     float *shift, *minus_delta;
     int64_t time;
