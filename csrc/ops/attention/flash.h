@@ -105,7 +105,8 @@ struct WarpMask {
           some_to(sight.end(query + rows - 1)) {}
     // The same in scalar registers: all lanes of the warp call it.
     __device__ void make_uniform() {
-        for (int* x : {&some_from, &all_from, &all_to, &some_to}) *x = warp_uniform(*x);
+        some_from = warp_uniform(some_from), all_from = warp_uniform(all_from);
+        all_to = warp_uniform(all_to), some_to = warp_uniform(some_to);
     }
     __device__ bool any(int key, int keys) const { return key + keys > some_from && key < some_to; }
     __device__ bool all(int key, int keys) const { return key >= all_from && key + keys <= all_to; }
