@@ -420,7 +420,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     plan_context_parallel(*this);
     if (options.pipeline.ranks > 1) arena.plan("logits", &shared_logits, shaped(DType::f32, {whole.V}));
     if (layers.size() > 1 && options.training)
-        arena.plan("activation gradients", &outgoing, own_rows(*this, activations.dresidual));
+        arena.plan("activation gradients", &outgoing, activations.embedding);
     arena.plan("scalars", &frequency, shaped(DType::f64, {config.HD / 2}));
     arena.plan("scalars", &dloss, shaped(DType::f32, {1}));
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
