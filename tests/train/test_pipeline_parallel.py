@@ -175,6 +175,7 @@ def test_adapters(train, data, tmp_path, model, mesh):
         np.testing.assert_allclose(losses(tmp_path / f"from_{of}"), losses(tmp_path / of)[4:], rtol=2e-6)
 
 
+@SLOW
 def test_frozen_weights(train, data, tmp_path, model):
     """They stay, a tied embedding among them, and the others train as on one rank."""
     more = {"total_batch_size": 4 * T, "freeze": "*embed_tokens*,*.0.mlp.*"} | SHORT | model("tied-gqa")
@@ -216,7 +217,8 @@ def test_resume_with_another_mesh(train, data, tmp_path, model, name, before, af
     np.testing.assert_allclose(losses(tmp_path / "b"), losses(tmp_path / "a")[4:], rtol=4e-3)
 
 
-@pytest.mark.parametrize("name", ["tied-gqa", pytest.param("gpt2", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("name", ["tied-gqa", "gpt2"])
 def test_the_weights_at_the_start(train, data, tmp_path, model, name):
     """Random numbers are those of one rank; transformers opens the checkpoint."""
     more = {"steps": 1, "lr": 1e-30, "weight_decay": 0} | SHORT | model(name)
