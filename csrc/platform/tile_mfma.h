@@ -69,11 +69,14 @@ struct Tile : InterleavedColumns<Tile<R>, R, 8> {
         if constexpr (order == Order::any) {
             static_assert(count % depth == 0);
             for (int d = 0; d < count * steps; d += 2) {
-                const uint4 bits =
-                    *reinterpret_cast<const uint4*>(from.at(first + row(), k / 8 + d * groups / 2 + group()));
-                uint32_t (&even)[2] = out[d / steps].words[0];
-                uint32_t (&odd)[2] = out[(d + 1) / steps].words[(d + 1) % steps];
-                even[0] = bits.x, even[1] = bits.y, odd[0] = bits.z, odd[1] = bits.w;
+                // Pairs of words: of single ones, the compiler loads some twice for operands of 64 bits.
+                struct alignas(16) Pairs {
+                    uint64_t even, odd;
+                };
+                const Pairs bits =
+                    *reinterpret_cast<const Pairs*>(from.at(first + row(), k / 8 + d * groups / 2 + group()));
+                __builtin_memcpy(out[d / steps].words[0], &bits.even, 8);
+                __builtin_memcpy(out[(d + 1) / steps].words[(d + 1) % steps], &bits.odd, 8);
             }
         } else {
             for (int d = 0; d < count * steps; d++) {
