@@ -515,10 +515,10 @@ __device__ __forceinline__ void multiply_block(O* out, const O* initial, const t
     else
         add_tiles<P>(sums, copies, warp_m, warp_n);
     const int m = block.m + warp_m, n = block.n + warp_n;
-    if (S::schedule == Schedule::in_place && block.m + S::block_tile_m <= M && block.n + S::block_tile_n <= N)
-        store<P, true>(out, initial, scale(), sums, m, n, M, N);
-    else
-        store<P, false>(out, initial, scale(), sums, m, n, M, N);
+    if constexpr (S::schedule == Schedule::in_place)
+        if (block.m + S::block_tile_m <= M && block.n + S::block_tile_n <= N)
+            return store<P, true>(out, initial, scale(), sums, m, n, M, N);
+    store<P, false>(out, initial, scale(), sums, m, n, M, N);
 }
 
 template <class Z>
