@@ -86,7 +86,9 @@ COMPILED = ("llamac", "compile", "script", "compiled")
 MODELS = {
     "gpt2-1.5b-b8-t1024": Workload("gpt2-1.5b", 8, 1024, programs=COMPILED),
     "gpt2-125m-b32-t1024": Workload("gpt2-125m", 32, 1024, programs=COMPILED),
-    "gpt2-1.5b-b8-t1024-zero1": Workload("gpt2-1.5b", 8, 1024, programs=("llamac", "compile", "script"), devices=2),
+    "gpt2-1.5b-b8-t1024-zero1": Workload(
+        "gpt2-1.5b", 8, 1024, programs=("llamac", "compile", "script"), devices=2
+    ),
     "qwen3-8b-b1-t8192": Workload("qwen3-8b", 1, 8192, "norm,swiglu", programs=COMPILED),
     "qwen3-8b-b1-t8192-fp8": Workload(
         "qwen3-8b", 1, 8192, "norm,swiglu", programs=("llamac", "torchao"), flags=FP8

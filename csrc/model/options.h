@@ -26,8 +26,8 @@ struct ModelOptions {
     bool skip_nonfinite =
         false;              // the optimizer writes nothing where a loss or the gradient norm is not finite
     double loss_scale = 0;  // of fp16 weights: a power of two; 0: it follows overflows
-    bool document_mask = false;                    // batches may have `first`
-    int64_t predicted_rows = 0;                    // that batches with set_predicted() have; 0: there are none
+    bool document_mask = false;  // batches may have `first`
+    int64_t predicted_rows = 0;  // that batches with set_predicted() have; 0: there are none
     Axis tensor = {}, context = {}, pipeline = {};  // of the mesh
     Sharding sharding = {};
     std::optional<Fp8Options> fp8 = {};  // none: products in the storage type

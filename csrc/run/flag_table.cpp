@@ -185,11 +185,11 @@ const Fields& fields() {
         LLAMAC_FLAG(fp8_recipe), LLAMAC_FLAG(fp8_gradients), LLAMAC_FLAG(fp8_weights), LLAMAC_FLAG(fp8_head),
         LLAMAC_FLAG(fp8_keep_first), LLAMAC_FLAG(fp8_keep_last), LLAMAC_FLAG(recompute), LLAMAC_FLAG(kernel),
         LLAMAC_FLAG(tune), LLAMAC_FLAG(gemm_cache), LLAMAC_FLAG(graphs), LLAMAC_FLAG(devices),
-        LLAMAC_FLAG(tp), LLAMAC_FLAG(cp), LLAMAC_FLAG(pp), LLAMAC_FLAG(pp_chunks), LLAMAC_FLAG(zero), LLAMAC_FLAG(shard_group),
-        LLAMAC_FLAG(reduce_dtype), LLAMAC_FLAG(collective_timeout), LLAMAC_FLAG(out), LLAMAC_FLAG(resume),
-        LLAMAC_FLAG(checkpoint_every), LLAMAC_FLAG(keep_checkpoints), LLAMAC_FLAG(checkpoint_async),
-        LLAMAC_FLAG(log_every), LLAMAC_FLAG(watchdog), LLAMAC_FLAG(val_every), LLAMAC_FLAG(val_steps),
-        LLAMAC_FLAG(eval_every), LLAMAC_FLAG(eval_tasks), LLAMAC_FLAG(sample_every),
+        LLAMAC_FLAG(tp), LLAMAC_FLAG(cp), LLAMAC_FLAG(pp), LLAMAC_FLAG(pp_chunks), LLAMAC_FLAG(zero),
+        LLAMAC_FLAG(shard_group), LLAMAC_FLAG(reduce_dtype), LLAMAC_FLAG(collective_timeout),
+        LLAMAC_FLAG(out), LLAMAC_FLAG(resume), LLAMAC_FLAG(checkpoint_every), LLAMAC_FLAG(keep_checkpoints),
+        LLAMAC_FLAG(checkpoint_async), LLAMAC_FLAG(log_every), LLAMAC_FLAG(watchdog), LLAMAC_FLAG(val_every),
+        LLAMAC_FLAG(val_steps), LLAMAC_FLAG(eval_every), LLAMAC_FLAG(eval_tasks), LLAMAC_FLAG(sample_every),
         LLAMAC_FLAG(sample_tokens), LLAMAC_FLAG(sample_temperature), LLAMAC_FLAG(sample_top_k),
         LLAMAC_FLAG(sample_prompt_ids), LLAMAC_FLAG(profile));
     return all;

@@ -400,7 +400,8 @@ int64_t micro_batches(const Options& o, int64_t devices) {
             "--total-batch-size: micro-batches do not divide it: expected a multiple of batch-size * "
             "seq-len * ",
             "devices", o.tp > 1 ? " / tp" : "", o.cp > 1 ? " / cp" : "", o.pp > 1 ? " / pp" : "", " = ",
-            o.batch_size, " * ", o.seq_len, " * ", devices, " = ", micro, " tokens, found ", o.total_batch_size);
+            o.batch_size, " * ", o.seq_len, " * ", devices, " = ", micro, " tokens, found ",
+            o.total_batch_size);
     const int64_t count = std::max<int64_t>(1, o.total_batch_size / micro);
     if (o.pp_chunks > 1 && count % o.pp != 0)
         fail("--pp-chunks ", o.pp_chunks, ": expected a multiple of --pp ", o.pp,

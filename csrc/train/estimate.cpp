@@ -76,7 +76,9 @@ double bytes_over_tensor(const Trainer& t) {
 double bytes_over_pipeline(const Trainer& t) {
     const ModelOptions& o = t.model.options;
     if (o.pipeline.ranks == 1) return 0;
-    return 2 * static_cast<double>(o.chunks * t.accumulation * o.rows() * t.config.C * size_of(o.precision.weights)) /
+    return 2 *
+           static_cast<double>(o.chunks * t.accumulation * o.rows() * t.config.C *
+                               size_of(o.precision.weights)) /
            static_cast<double>(o.tensor.ranks);
 }
 
@@ -192,7 +194,7 @@ std::string assumptions(const PlannedDevice& device) {
         return start + "products at " + percent(product_share) +
                "its published FLOP/s, other operations at " + percent(memory_share) + "its memory's rate, " +
                exchanges + "; shares as runs on an H200 reach them" + end;
-    std::string products, predicted;
+    std::string products;
     for (const auto& [dtype, rate] : device.reached->products)
         products +=
             (products.empty() ? "" : ", ") + std::to_string(std::lround(rate / 1e12)) + " in " + dtype;

@@ -17,8 +17,7 @@ double loss_of_batch(Trainer& t, int64_t rows, int64_t T) {
     t.batches.find_ends(batch, rows, T);
     set_batch(t.model, batch.tokens, batch.targets, rows, T, batch.first, batch.end);
     forward(t.model);
-    const double loss =
-        t.mean_over_context("loss", t.model.parameters.holds_head() ? mean_loss(t.model) : 0);
+    const double loss = t.mean_over_context("loss", t.model.parameters.holds_head() ? mean_loss(t.model) : 0);
     if (t.between) t.between();
     return loss;
 }

@@ -126,7 +126,9 @@ def script(c: Config, recompute: bool, float8: str = "", ranks: int = 1) -> tupl
         convert_to_float8_training(model, config=config, module_filter_fn=lambda module, name: name != "head")
     if ranks > 1:
         dist.init_process_group()
-        return model, torch.compile(DistributedDataParallel(model, gradient_as_bucket_view=True), dynamic=False)
+        return model, torch.compile(
+            DistributedDataParallel(model, gradient_as_bucket_view=True), dynamic=False
+        )
     return model, torch.compile(model, dynamic=False)
 
 
