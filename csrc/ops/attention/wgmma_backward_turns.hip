@@ -41,15 +41,22 @@ struct Shared {
     int block, head, batch;  // the block's keys
 };
 
+// Which queries see a block's keys: all; those from the block's own on; the same of a piece, whose queries are behind other keys. A
+// piece has kernels of its own, so that the loops of the others do not count these keys.
+enum class SeenBy { all, later, later_of_piece };
+
 #if defined(LLAMAC_WARPGROUP_CODE)
 // A block's steps: the last queries first, all heads of the group, down to the block's own queries or, where not causal, the first.
 // before: keys before the first query's own.
-template <bool causal>
+template <SeenBy seen_by>
 struct Steps {
     int count, query, head = 0, group;
     __device__ Steps(int queries, int before, int block, int group_)
         : query((queries - 1) / step * step), group(group_) {
-        count = ((query - (causal ? max(block * rows - before, 0) : 0)) / step + 1) * group;
+        const int first = seen_by == SeenBy::all     ? 0
+                          : seen_by == SeenBy::later ? block * rows
+                                                     : max(block * rows - before, 0);
+        count = ((query - first) / step + 1) * group;
     }
     __device__ void next() {
         if (++head < group) return;
@@ -57,12 +64,12 @@ struct Steps {
     }
 };
 
-template <bool causal, class E, int HD>
+template <SeenBy seen_by, class E, int HD>
 __device__ void copy(Shared<E, HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
                      const TensorMap& v, const Statistics& statistics, int queries, int before, int group,
                      int heads) {
     const int block = shared.block, head = shared.head, batch = shared.batch;
-    Steps<causal> steps(queries, before, block, group);
+    Steps<seen_by> steps(queries, before, block, group);
     const auto load = [&](int stage) {
         SharedBarrier& full = shared.full[stage];
         const int query_head = head * group + steps.head;
@@ -90,11 +97,11 @@ __device__ void copy(Shared<E, HD>& shared, const TensorMap& q, const TensorMap&
 
 // turns: of each head and step, how many blocks have added. Two threads: one lets the adder begin, the other announces
 // its sums once they are in memory, for which the adder cannot wait.
-template <bool causal, class E, int HD>
+template <SeenBy seen_by, class E, int HD>
 __device__ void follow_turns(Shared<E, HD>& shared, int* turns, int queries, int before, int group, int heads,
                              int padded, bool gives) {
     const int block = shared.block, head = shared.batch * heads + shared.head * group;
-    Steps<causal> steps(queries, before, block, group);
+    Steps<seen_by> steps(queries, before, block, group);
     for (int n = 0; n < steps.count; n++, steps.next()) {
         const Stage<shared.ds_stages> at(n);
         int* const turn = turns + ((head + steps.head) * padded + steps.query) / step;
@@ -111,7 +118,7 @@ __device__ void follow_turns(Shared<E, HD>& shared, int* turns, int queries, int
     }
 }
 
-template <bool causal, class E, int HD>
+template <SeenBy seen_by, class E, int HD>
 __device__ void compute_keys(Shared<E, HD>& shared, View<E, 4>& dk, View<E, 4>& dv, int queries, int before,
                              int group, float scale) {
     constexpr bool roomy = HD == 64;
@@ -124,8 +131,9 @@ __device__ void compute_keys(Shared<E, HD>& shared, View<E, 4>& dk, View<E, 4>& 
     // Where a lane's row of the first four 8x8 matrices of ds goes; the others differ in these bits.
     const uint32_t ds_at = shared_address(
         shared.ds[0].at(own + consumer.thread / warp_size * 16 + matrix % 2 * 8 + matrix_row, matrix / 2));
-    const int block = __shfl(shared.block, 0), count = Steps<causal>(queries, before, block, group).count,
-              last = block * rows >= before ? rows / step * group : 0;  // steps on the diagonal
+    const int block = __shfl(shared.block, 0), count = Steps<seen_by>(queries, before, block, group).count,
+              // Steps on the diagonal.
+        last = seen_by == SeenBy::later_of_piece && block * rows < before ? 0 : rows / step * group;
     shared.own_full.wait(0);
     for (int n = 0; n < count; n++) {
         const Stage<shared.stages> stage(n);
@@ -151,7 +159,7 @@ __device__ void compute_keys(Shared<E, HD>& shared, View<E, 4>& dk, View<E, 4>& 
             s[i + 2] = fast_exp2(fmaf(s[i + 2], scale * log2_e, -shift.x));
             s[i + 3] = fast_exp2(fmaf(s[i + 3], scale * log2_e, -shift.y));
         }
-        if (const int left = count - 1 - n; causal && left < last) {
+        if (const int left = count - 1 - n; seen_by != SeenBy::all && left < last) {
             const int query = left < last / 2 ? 0 : step;  // from the block's first key on
 #pragma unroll
             for (int i = 0; i < step / 2; i++)
@@ -202,12 +210,12 @@ __device__ void compute_keys(Shared<E, HD>& shared, View<E, 4>& dk, View<E, 4>& 
 }
 
 // sums, f32[B,NH,padded,HD], lie as threads hold them: of 64 rows and 8 columns, four sums of each thread after another.
-template <bool causal, class E, int HD>
+template <SeenBy seen_by, class E, int HD>
 __device__ void add_queries(Shared<E, HD>& shared, float* sums, int queries, int before, int group, int heads,
                             int padded) {
     const int thread = static_cast<int>(threadIdx.x) % warpgroup_size, block = __shfl(shared.block, 0),
               head = __shfl(shared.batch, 0) * heads + __shfl(shared.head, 0) * group;
-    Steps<causal> steps(queries, before, block, group);
+    Steps<seen_by> steps(queries, before, block, group);
     float sum[32];
     shared.own_full.wait(0);
     for (int n = 0; n < steps.count; n++, steps.next()) {
@@ -248,14 +256,14 @@ __device__ void add_queries(Shared<E, HD>& shared, float* sums, int queries, int
 }
 #endif
 
-template <class E, int HD, bool causal>
+template <class E, int HD, SeenBy seen_by>
 __global__ void __launch_bounds__(warpgroups* warpgroup_size, 1)
     attention_backward_wgmma_turns_kernel(View<E, 4> dk, View<E, 4> dv,
                                           LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                           LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                           LLAMAC_KERNEL_CONSTANT const TensorMap k,
                                           LLAMAC_KERNEL_CONSTANT const TensorMap v, Statistics statistics,
-                                          float* sums, int* turns, int* begun, int queries, int group,
+                                          float* sums, int* turns, int* begun, int queries_, int group,
                                           float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
     Shared<E, HD>& shared = aligned_shared_memory<Shared<E, HD>>();
@@ -277,19 +285,21 @@ __global__ void __launch_bounds__(warpgroups* warpgroup_size, 1)
         fence_barrier_init();
     }
     __syncthreads();
-    const int before = static_cast<int>(dk.shape[1]) - queries, heads = static_cast<int>(dk.shape[2]) * group,
-              padded = static_cast<int>(statistics.padded), thread = static_cast<int>(threadIdx.x);
+    const int keys = static_cast<int>(dk.shape[1]),
+              queries = seen_by == SeenBy::later_of_piece ? queries_ : keys, before = keys - queries,
+              heads = static_cast<int>(dk.shape[2]) * group, padded = static_cast<int>(statistics.padded),
+              thread = static_cast<int>(threadIdx.x);
     if (thread / warpgroup_size == helpers) {
         warpgroup_release_registers<helper_registers>();
-        if (thread == 0) copy<causal>(shared, q, dout, k, v, statistics, queries, before, group, heads);
+        if (thread == 0) copy<seen_by>(shared, q, dout, k, v, statistics, queries, before, group, heads);
         if (thread == warp_size || thread == 2 * warp_size)
-            follow_turns<causal>(shared, turns, queries, before, group, heads, padded, thread == warp_size);
+            follow_turns<seen_by>(shared, turns, queries, before, group, heads, padded, thread == warp_size);
     } else if (thread / warpgroup_size < adder) {
         warpgroup_acquire_registers<owner_registers>();
-        compute_keys<causal>(shared, dk, dv, queries, before, group, scale);
+        compute_keys<seen_by>(shared, dk, dv, queries, before, group, scale);
     } else {
         warpgroup_release_registers<adder_registers>();
-        add_queries<causal>(shared, sums, queries, before, group, heads, padded);
+        add_queries<seen_by>(shared, sums, queries, before, group, heads, padded);
     }
 #endif
 }
@@ -315,7 +325,7 @@ __global__ void __launch_bounds__(warpgroup_size)
     }
 }
 
-template <class E, int HD, bool causal>
+template <class E, int HD, SeenBy seen_by>
 void launch_turns(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout, View<const E, 4> q,
                   View<const E, 4> k, View<const E, 4> v, const Statistics& statistics, float scale,
                   void* workspace, hipStream_t stream) {
@@ -326,7 +336,7 @@ void launch_turns(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> 
     CHECK(hipMemsetAsync(turns, 0, static_cast<size_t>(B * NH * padded / step + 1) * sizeof(int), stream));
     launch(Grid(blocks_for((k.shape[1] + rows - 1) / rows * NKV * B, 1), warpgroups * warpgroup_size, stream,
                 aligned_shared_bytes<Shared<E, HD>>),
-           attention_backward_wgmma_turns_kernel<E, HD, causal>, dk, dv, map_of(dout, step), map_of(q, step),
+           attention_backward_wgmma_turns_kernel<E, HD, seen_by>, dk, dv, map_of(dout, step), map_of(q, step),
            map_of(k, rows), map_of(v, rows), statistics, sums, turns, begun, static_cast<int>(q.shape[1]),
            static_cast<int>(NH / NKV), scale);
     launch(Grid(blocks_for(padded / step * NH * B, 1), warpgroup_size, stream),
@@ -340,9 +350,16 @@ void attention_backward_wgmma_turns(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv,
                                     View<const E, 4> q, View<const E, 4> k, View<const E, 4> v,
                                     const Statistics& statistics, float scale, bool causal, void* workspace,
                                     hipStream_t stream) {
-    const auto run = q.shape[3] == 64 ? (causal ? launch_turns<E, 64, true> : launch_turns<E, 64, false>)
-                                      : (causal ? launch_turns<E, 128, true> : launch_turns<E, 128, false>);
-    run(dq, dk, dv, dout, q, k, v, statistics, scale, workspace, stream);
+    const auto run = [&]<int HD>() {
+        const auto launch_one = !causal                    ? launch_turns<E, HD, SeenBy::all>
+                                : k.shape[1] == q.shape[1] ? launch_turns<E, HD, SeenBy::later>
+                                                           : launch_turns<E, HD, SeenBy::later_of_piece>;
+        launch_one(dq, dk, dv, dout, q, k, v, statistics, scale, workspace, stream);
+    };
+    if (q.shape[3] == 64)
+        run.template operator()<64>();
+    else
+        run.template operator()<128>();
 }
 
 template decltype(attention_backward_wgmma_turns<bf16>) attention_backward_wgmma_turns<bf16>;
