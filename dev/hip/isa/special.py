@@ -101,7 +101,7 @@ def adamw(s: Special) -> None:
         gradient.data[7] = bits
         squares, lr = s.tensor((1,), np.float64, [1.0]), s.tensor((1,), F, [1e-3])
         step = s.tensor((1,), np.int32, [1])
-        operands = [weight, None, m, v, gradient, squares, lr, step, None]
+        operands = [weight, None, m, v, gradient, squares, lr, step, None, None]
         s.call(operands, [0.9, 0.95, 1e-8, 0.1, 0.0, 1, 0])
         finite = np.isfinite(weight.get())
         right = not finite[7] and np.delete(finite, 7).all()
