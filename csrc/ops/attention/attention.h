@@ -1,14 +1,7 @@
 // Shared by the variants of attention: the keys that a query sees, and the launchers of variants in files of their own.
 #pragma once
 #include "core/operation.h"
-
-// This code has the variants for CDNA3: the host's for AMD, that of gfx942 and gfx950, and the emulated device that stands for
-// them.
-#if defined(LLAMAC_AMD) && (!defined(__HIP_DEVICE_COMPILE__) || defined(__gfx942__) || defined(__gfx950__))
-#define LLAMAC_MFMA
-#elif defined(LLAMAC_CPU) && LLAMAC_WARP == 64
-#define LLAMAC_MFMA
-#endif
+#include "platform/cdna3.h"
 
 namespace llamac {
 

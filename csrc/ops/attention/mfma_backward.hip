@@ -13,11 +13,12 @@
 namespace llamac {
 namespace {
 
-// A block's `rows`, `warp_rows` of a warp, and `step` rows per step of what it walks over.
+// A block's `rows`, `warp_tile_rows` of a warp, and `step` rows per step of what it walks over.
 template <int HD_, int warps, int row_tiles_>
 struct MfmaWalk {
-    static constexpr int HD = HD_, threads = warps * 64, row_tiles = row_tiles_, warp_rows = row_tiles * 16;
-    static constexpr int rows = warps * warp_rows, step = HD == 64 ? 64 : 32;
+    static constexpr int HD = HD_, threads = warps * warp_size, row_tiles = row_tiles_,
+                         warp_tile_rows = row_tiles * 16;
+    static constexpr int rows = warps * warp_tile_rows, step = HD == 64 ? 64 : 32;
     static constexpr int part_tiles = step / 16, head_tiles = HD / 16;
     static constexpr int ahead = row_tiles == 1 ? 4 : 3;  // reads of LDS, before their products
     static constexpr int row_bytes = rows * HD * 2, step_bytes = step * HD * 2;
@@ -76,7 +77,7 @@ __device__ void take_rows(WarpRows<T, HD, C::row_tiles, true>& rows, const E* fr
     copy.begin(shared, from, stride, valid);
     copy.end();
     __syncthreads();
-    rows.take(shared, warp_index() * C::warp_rows);
+    rows.take(shared, warp_index() * C::warp_tile_rows);
     __syncthreads();
 }
 
@@ -91,7 +92,7 @@ __device__ void store_sum(E* to, int64_t stride, T::Accumulator (&sum)[C::row_ti
         for (int n = 0; n < C::head_tiles; n++) {
 #pragma unroll
             for (int i = 0; i < T::elements; i++) sum[r][n].x[i] *= scale;
-            T::store_operand(shared, warp_index() * C::warp_rows + r * 16, n * 16,
+            T::store_operand(shared, warp_index() * C::warp_tile_rows + r * 16, n * 16,
                              T::as_operand<E>(sum[r][n], 0));
         }
     __syncthreads();
@@ -110,7 +111,8 @@ __global__ void __launch_bounds__(MfmaQueries<HD>::threads) LLAMAC_WAVES_A_SIMD(
     const int64_t key_head =
         warp_uniform(static_cast<int>(tile.head) / static_cast<int>(q.shape[2] / k.shape[2]));
     const int first = (blocks - 1 - static_cast<int>(tile.block)) * C::rows;  // more keys come first
-    const int row = first + warp_uniform(warp_index()) * C::warp_rows, thread = static_cast<int>(threadIdx.x);
+    const int row = first + warp_uniform(warp_index()) * C::warp_tile_rows,
+              thread = static_cast<int>(threadIdx.x);
     const SharedTile<HD> shared_k{dynamic_shared_memory()}, shared_v{shared_k.data + C::step_bytes};
     const ColumnTile<C::step, HD> columns_k{shared_v.data + C::step_bytes};
 
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(MfmaQueries<HD>::threads) LLAMAC_WAVES_A_SIMD(
     copy_k.begin(next_k, k_pitch, time);
     copy_v.begin(next_v, v_pitch, time);
     for (int s0 = 0; s0 < end; s0 += C::step) {
-        const bool any = s0 < row + C::warp_rows;
+        const bool any = s0 < row + C::warp_tile_rows;
         copy_k.end(shared_k);
         copy_v.end(shared_v);
         __syncthreads();  // and the last step's columns are read
@@ -184,7 +186,7 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
               group = static_cast<int>(q.shape[2]) / heads;
     const BlockTile tile = uniform_block_tile((time + C::rows - 1) / C::rows, heads);
     const int first = static_cast<int>(tile.block) * C::rows;  // more queries come first
-    const int warp = warp_uniform(warp_index()), row = first + warp * C::warp_rows;
+    const int warp = warp_uniform(warp_index()), row = first + warp * C::warp_tile_rows;
     const int thread = static_cast<int>(threadIdx.x);
 
     WarpRows<T, HD, C::row_tiles, true> rows_k, rows_v;
@@ -255,7 +257,7 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         T::Operand shares[C::row_tiles][C::part_tiles], ds[C::row_tiles][C::part_tiles];
         add_product<E, C::ahead>(p, rows_k, shared_q);
         add_product<E, C::ahead>(dp, rows_v, shared_dout);
-        if (query - row < C::warp_rows - 1) mask<T, Masked::columns_before>(p, query - row);
+        if (query - row < C::warp_tile_rows - 1) mask<T, Masked::columns_before>(p, query - row);
 #pragma unroll
         for (int r = 0; r < C::row_tiles; r++)
 #pragma unroll

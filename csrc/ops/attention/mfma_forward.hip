@@ -13,7 +13,8 @@ namespace {
 
 template <int HD_>
 struct MfmaForward {
-    static constexpr int HD = HD_, queries = 128, keys = 64, row_tiles = 2, warp_rows = 32, threads = 256;
+    static constexpr int HD = HD_, queries = 128, keys = 64, row_tiles = 2, warp_tile_rows = 32,
+                         threads = 256;
     static constexpr int key_tiles = keys / 16, value_tiles = HD / 16;
     static constexpr int ahead = 3;  // reads of LDS, before their products
     static constexpr int k_bytes = keys * HD * 2, q_bytes = queries * HD * 2;
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(MfmaForward<HD>::threads) LLAMAC_WAVES_A_SIMD(
     const int64_t key_head =
         warp_uniform(static_cast<int>(tile.head) / static_cast<int>(q.shape[2] / k.shape[2]));
     const int first = (blocks - 1 - static_cast<int>(tile.block)) * C::queries;  // more keys come first
-    const int row = warp_uniform(warp_index()) * C::warp_rows;
+    const int row = warp_uniform(warp_index()) * C::warp_tile_rows;
     const SharedTile<HD> shared_q{dynamic_shared_memory()}, shared_k{dynamic_shared_memory()};
     const ColumnTile<C::keys, HD> shared_v{dynamic_shared_memory() + C::k_bytes};
 
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(MfmaForward<HD>::threads) LLAMAC_WAVES_A_SIMD(
     for (int r = 0; r < C::row_tiles; r++) rows.largest[r] = -INFINITY, rows.sum[r] = Pair{};
 
     const SequenceMask<kind> sight(visible, tile.batch);
-    WarpMask own(sight, first + row, C::warp_rows);
+    WarpMask own(sight, first + row, C::warp_tile_rows);
     own.make_uniform();
     const int until = smaller(time, first + C::queries);
     const int begin = masked ? sight.begin(first) / C::keys * C::keys : 0;
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(MfmaForward<HD>::threads) LLAMAC_WAVES_A_SIMD(
     copy_k.begin(next_k, k_pitch, seen - begin);
     for (int s0 = begin; s0 < end; s0 += C::keys) {
         const int before = first + row - s0;  // keys of this step that the warp's first row has before it
-        const bool any = masked ? own.any(s0, C::keys) : before + C::warp_rows > 0;
+        const bool any = masked ? own.any(s0, C::keys) : before + C::warp_tile_rows > 0;
         copy_k.end(shared_k);
         __syncthreads();  // and the last step's v is read
         copy_v.begin(next_v, v_pitch, seen - s0, thread);
