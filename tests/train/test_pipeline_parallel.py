@@ -288,7 +288,7 @@ def test_the_plan_and_the_log(train, data, tmp_path, model):
 
 BAD = {
     "devices": ({"devices": 3, "pp": 2}, "--pp 2: expected a divisor of the number of devices, found 3"),
-    "mesh": ({"devices": 4, "tp": 2, "pp": 4}, "expected a divisor of the number of devices, found 4 devices"),
+    "mesh": ({"devices": 4, "tp": 2, "pp": 4}, "expected a divisor of the number of devices, found 4"),
     "layers": ({"devices": 4, "pp": 4}, "--pp 4: expected at least one layer per stage, found 2 layers"),
     "chunks": (
         {"devices": 2, "pp": 2, "pp_chunks": 2, "total_batch_size": 8 * T},
