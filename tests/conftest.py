@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import for_gpus, skip_without_devices
+from launch import for_gpus, needs, skip_without_devices
 
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -30,6 +30,15 @@ def build() -> Path:
     if not (folder / "train_llama3").exists():
         pytest.fail(f"{folder}/train_llama3 is missing: `make test` builds it")
     return folder
+
+
+@pytest.fixture(scope="module")
+def ranks_over_gloo(build):
+    """Up to four ranks of a thread each, or no tests."""
+    needs(build, "GLOO", devices=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -79,6 +79,17 @@ void copy_pieces(const Model& m, const Tensor& sequences, Direction direction) {
         }
 }
 
+// by_half: first halves of all sequences, then second ones; else sequence by sequence.
+void copy_own_ids(const Model& m, const Tensor& own, const int32_t* ids, bool by_half) {
+    if (!has_pieces(m)) return copy_bytes_async(m.context, own.data, ids, own.bytes());
+    const Pieces pieces = pieces_of(m);
+    const int64_t B = batch_rows(m), piece = pieces.size(), bytes = size_of(own.dtype);
+    for (const int64_t half : {0, 1})
+        copy_rows_async(m.context, bytes_at(own, half * piece * (by_half ? B : 1)),
+                        piece * bytes * (by_half ? 1 : 2), ids + pieces.start(half), pieces.T * bytes,
+                        piece * bytes, B);
+}
+
 }  // namespace
 
 void check_context_parallel(const Config& config, const ModelOptions& o) {
@@ -110,21 +121,11 @@ Pieces pieces_of(const Model& m) {
 }
 
 void copy_own_tokens(const Model& m, const Tensor& own, const int32_t* ids) {
-    if (!has_pieces(m)) return copy_bytes_async(m.context, own.data, ids, own.bytes());
-    const Pieces pieces = pieces_of(m);
-    const int64_t size = size_of(own.dtype), width = pieces.size() * size;
-    for (const int64_t half : {0, 1})
-        copy_rows_async(m.context, bytes_at(own, half * pieces.size()), 2 * width, ids + pieces.start(half),
-                        pieces.T * size, width, batch_rows(m));
+    copy_own_ids(m, own, ids, false);
 }
 
 void copy_own_halves(const Model& m, const Tensor& own, const int32_t* ids) {
-    if (!has_pieces(m)) return copy_bytes_async(m.context, own.data, ids, own.bytes());
-    const Pieces pieces = pieces_of(m);
-    const int64_t size = size_of(own.dtype), width = pieces.size() * size;
-    for (const int64_t half : {0, 1})
-        copy_rows_async(m.context, half_of_memory(own, half).data, width, ids + pieces.start(half),
-                        pieces.T * size, width, batch_rows(m));
+    copy_own_ids(m, own, ids, true);
 }
 
 // The table of whole sequences has room where their keys will be.

@@ -60,6 +60,13 @@ struct Counter {
     static bool is_fp8(DType dtype) { return size_of(dtype) == 1; }
 };
 
+// Of the rank's stage.
+int64_t own_layers(const Trainer& t) {
+    int64_t layers = 0;
+    for (const LayerRange& chunk : t.model.parameters.layers) layers += chunk.end - chunk.first;
+    return layers;
+}
+
 // Bytes that a rank sends in a step for tensor parallelism, while nothing is computed: two sums of the residual stream's size per
 // block, forward and backward.
 double bytes_over_tensor(const Trainer& t) {
@@ -67,9 +74,7 @@ double bytes_over_tensor(const Trainer& t) {
     const auto ranks = static_cast<double>(o.tensor.ranks);
     const double stream =
         static_cast<double>(t.accumulation * o.rows() * t.config.C * size_of(o.precision.weights));
-    int64_t layers = 0;
-    for (const LayerRange& chunk : t.model.parameters.layers) layers += chunk.end - chunk.first;
-    return 4 * static_cast<double>(layers) * stream * 2 * (ranks - 1) / ranks;
+    return 4 * static_cast<double>(own_layers(t)) * stream * 2 * (ranks - 1) / ranks;
 }
 
 // Bytes that a rank between two stages sends in a step, while nothing is computed.
@@ -87,7 +92,7 @@ double bytes_over_context(const Trainer& t) {
     const ModelOptions& o = t.model.options;
     const int64_t row = 2 * t.model.config.NKV * t.config.HD * size_of(o.precision.weights),
                   others = o.context.ranks - 1;
-    return 3.0 * static_cast<double>(t.config.L * t.accumulation) *
+    return 3.0 * static_cast<double>(own_layers(t) * t.accumulation) *
            static_cast<double>(o.rows() * row * others);
 }
 

@@ -3,12 +3,14 @@
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from debug_states import first_difference, load
-from launch import as_ranks, needs
-from run import PRECISIONS, ROOT, T, V, assert_same_state, events, flags, losses, numbers, one_line, tensors
+from launch import as_ranks
+from meshes import compare, compare_numbers_of_one_rank, write_model
+from run import PRECISIONS, ROOT, T, V, assert_same_state, events, flags, losses, numbers, one_line
 from safetensors.torch import load_file
 
 import train_llama3 as ref
@@ -17,7 +19,7 @@ from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
 from llamac.training import references
 from llamac.training.options import Options
 
-pytestmark = pytest.mark.program
+pytestmark = [pytest.mark.program, pytest.mark.usefixtures("ranks_over_gloo")]
 SHORT = {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
 ALONE = {"batch_size": 4}
 MESHES = {
@@ -35,25 +37,10 @@ CHANGES = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _gloo(build):
-    needs(build, "GLOO", devices=4)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-
-
 @pytest.fixture
 def model(tmp_path):
     """Writes the configuration of a model."""
-
-    def write(name: str) -> dict:
-        config = json.loads((ROOT / f"tests/models/{name.split()[0]}.json").read_text())
-        path = tmp_path / f"{name}.json"
-        path.write_text(json.dumps(config | CHANGES.get(name, {})))
-        return {"model": path}
-
-    return write
+    return partial(write_model, tmp_path, CHANGES)
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +52,6 @@ def packed(tmp_path_factory) -> dict:
     words[rng.random(len(words)) < 0.2] |= NO_TARGET | BEGINS_DOCUMENT
     write_bin(folder / "train_000.bin", words, V, packed=T)
     return {"train_data": folder / "train_000.bin", "document_mask": "on"}
-
-
-def compare(a, b) -> None:
-    np.testing.assert_allclose(losses(a), losses(b), rtol=2e-6)
-    np.testing.assert_allclose(numbers(a), numbers(b), rtol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -89,16 +71,9 @@ def test_the_numbers_of_one_rank(train, data, packed, tmp_path, model, name, mes
     """In f32, with clipped gradients; and the first gradients by the first moments, tensor by tensor."""
     more = {"total_batch_size": 8 * T, "grad_clip": 0.5} | SHORT | model(name)
     more |= packed if documents else {}
-    for out, of in (("alone", ALONE), ("mesh", MESHES[mesh] | {"zero": zero})):
-        train(*flags(data, tmp_path / out, **more | of | {"steps": 20}))
-        train(*flags(data, tmp_path / f"{out}1", **more | of | {"steps": 1, "warmup_steps": 0}))
-    compare(tmp_path / "mesh", tmp_path / "alone")
-    found, expected = (tensors(tmp_path / f"{of}1/step_000001", "optimizer") for of in ("mesh", "alone"))
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        if key.startswith("m."):
-            scale = np.abs(value).max()
-            np.testing.assert_allclose(found[key], value, rtol=0, atol=2e-6 * scale, err_msg=key)
+    compare_numbers_of_one_rank(
+        train, tmp_path, partial(flags, data, **more), MESHES[mesh] | {"zero": zero}, ALONE
+    )
 
 
 # Tensors of one rank

@@ -4,10 +4,12 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
-from launch import as_ranks, needs, ranks_of
+from launch import as_ranks, ranks_of
+from meshes import compare, compare_numbers_of_one_rank, write_model
 from run import (
     PRECISIONS,
     ROOT,
@@ -22,7 +24,7 @@ from run import (
     until,
 )
 
-pytestmark = pytest.mark.program
+pytestmark = [pytest.mark.program, pytest.mark.usefixtures("ranks_over_gloo")]
 SHORT = {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
 ALONE = {"batch_size": 1}
 MESHES = {
@@ -46,30 +48,10 @@ CHANGES = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _gloo(build):
-    needs(build, "GLOO", devices=4)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-
-
 @pytest.fixture
 def model(tmp_path):
     """Writes the configuration of a model."""
-
-    def write(name: str) -> dict:
-        config = json.loads((ROOT / f"tests/models/{name}.json").read_text()) | CHANGES.get(name, {})
-        path = tmp_path / f"{name}.json"
-        path.write_text(json.dumps(config))
-        return {"model": path}
-
-    return write
-
-
-def compare(a, b) -> None:
-    np.testing.assert_allclose(losses(a), losses(b), rtol=2e-6)
-    np.testing.assert_allclose(numbers(a), numbers(b), rtol=2e-5)
+    return partial(write_model, tmp_path, CHANGES)
 
 
 SLOW = pytest.mark.slow
@@ -102,16 +84,7 @@ def test_the_numbers_of_one_rank(train, data, tmp_path, model, name, mesh, micro
     more |= SHORT | model(name)
     # --tp itself sums in another order, with one stage too.
     one_stage = {"devices": 2, "tp": 2, "batch_size": 1} if "tp" in mesh else ALONE
-    for out, of in (("alone", one_stage), ("mesh", MESHES[mesh])):
-        train(*flags(data, tmp_path / out, **more | of | {"steps": 20}))
-        train(*flags(data, tmp_path / f"{out}1", **more | of | {"steps": 1, "warmup_steps": 0}))
-    compare(tmp_path / "mesh", tmp_path / "alone")
-    found, expected = (tensors(tmp_path / f"{of}1/step_000001", "optimizer") for of in ("mesh", "alone"))
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        if key.startswith("m."):
-            scale = np.abs(value).max()
-            np.testing.assert_allclose(found[key], value, rtol=0, atol=2e-6 * scale, err_msg=key)
+    compare_numbers_of_one_rank(train, tmp_path, partial(flags, data, **more), MESHES[mesh], one_stage)
 
 
 @pytest.mark.parametrize(

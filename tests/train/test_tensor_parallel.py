@@ -1,13 +1,14 @@
 """Meshes of tensor and data parallelism: the losses, gradients and checkpoints of one rank."""
 
-import json
 import os
 import signal
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
-from launch import as_ranks, needs, ranks_of
+from launch import as_ranks, ranks_of
+from meshes import compare, compare_numbers_of_one_rank, write_model
 from run import (
     PRECISIONS,
     ROOT,
@@ -22,7 +23,7 @@ from run import (
     until,
 )
 
-pytestmark = pytest.mark.program
+pytestmark = [pytest.mark.program, pytest.mark.usefixtures("ranks_over_gloo")]
 SHORT = {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
 ALONE = {"batch_size": 4}
 MESHES = {
@@ -38,30 +39,10 @@ CHANGES = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _gloo(build):
-    needs(build, "GLOO", devices=4)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-
-
 @pytest.fixture
 def model(tmp_path):
     """Writes the configuration of a model."""
-
-    def write(name: str) -> dict:
-        config = json.loads((ROOT / f"tests/models/{name}.json").read_text()) | CHANGES.get(name, {})
-        path = tmp_path / f"{name}.json"
-        path.write_text(json.dumps(config))
-        return {"model": path}
-
-    return write
-
-
-def compare(a, b) -> None:
-    np.testing.assert_allclose(losses(a), losses(b), rtol=2e-6)
-    np.testing.assert_allclose(numbers(a), numbers(b), rtol=2e-5)
+    return partial(write_model, tmp_path, CHANGES)
 
 
 @pytest.mark.parametrize(
@@ -79,16 +60,7 @@ def compare(a, b) -> None:
 def test_the_numbers_of_one_rank(train, data, tmp_path, model, name, mesh):
     """In f32, with clipped gradients; and the first gradients by the first moments, tensor by tensor."""
     more = {"total_batch_size": 8 * T, "grad_clip": 0.5} | SHORT | model(name)
-    for out, of in (("alone", ALONE), ("mesh", MESHES[mesh])):
-        train(*flags(data, tmp_path / out, **more | of | {"steps": 20}))
-        train(*flags(data, tmp_path / f"{out}1", **more | of | {"steps": 1, "warmup_steps": 0}))
-    compare(tmp_path / "mesh", tmp_path / "alone")
-    found, expected = (tensors(tmp_path / f"{of}1/step_000001", "optimizer") for of in ("mesh", "alone"))
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        if key.startswith("m."):
-            scale = np.abs(value).max()
-            np.testing.assert_allclose(found[key], value, rtol=0, atol=2e-6 * scale, err_msg=key)
+    compare_numbers_of_one_rank(train, tmp_path, partial(flags, data, **more), MESHES[mesh], ALONE)
 
 
 @pytest.mark.parametrize("name", ["tied-gqa", pytest.param("gpt2", marks=pytest.mark.slow)])
