@@ -56,7 +56,7 @@ export PATH := $(CURDIR)/.venv/cmake:$(PATH)
 # pip installs sources only (dev/setup.sh): Python keeps what it compiles, or each process compiles PyTorch again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train_llama3 install test test-all warp32 chaos chaos-short levels sanitize race fuzz fuzz-smoke memcheck targets targets-amd rocm isa validate bench bench-train bench-cpu reference lint format clean setup setup-test text native
+.PHONY: train_llama3 program install test test-all warp32 chaos chaos-short levels sanitize race fuzz fuzz-smoke memcheck targets targets-amd rocm isa validate bench bench-train bench-cpu reference lint format clean setup setup-test text native
 
 setup:
 	@$(SETUP)
@@ -64,8 +64,12 @@ setup:
 setup-test: setup
 	@$(SETUP) test
 
+# Side by side: the text keeps one core busy.
+train_llama3: setup
+	$(MAKE) --no-print-directory --jobs 2 text program
+
 # llamac._native in llamac/ is found where `make native` has installed none.
-train_llama3: text
+program: setup
 	cmake -S . -B $(BUILD) -DLLAMAC_PLATFORM=$(PLATFORM) -DLLAMAC_PYTHON=native -DPython_EXECUTABLE='$(CURDIR)/$(VENV)'
 	cmake --build $(BUILD) --parallel $(JOBS) --target train_llama3 llamac_python
 	ln -sf $(BUILD)/train_llama3 train_llama3

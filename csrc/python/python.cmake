@@ -1,5 +1,4 @@
-# Python's modules, as targets of the root folder: Ninja begins with the oldest target, and the longest compilation should not be
-# the last.
+# Python's modules, as targets of the root folder.
 add_custom_target(llamac_python ALL DEPENDS _native)
 
 find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
