@@ -154,7 +154,8 @@ Operation adamw(
     " guard?: f64[1] >0, scale?: A[1] >0;"
     " beta1: float {0.9}, beta2: float {0.95, 0.999}, eps: float {1e-5, 1e-6}, weight_decay: float {0.1, 0},"
     " grad_clip: float {1, 0}, seed: int {42, 1e12}, stream: int {4},"
-    " offset: int = 0 {0, 17179867136, 3}, run: int = 0 {0, 0, 6, 6}, distance: int = 0 {18}, start: int = 0 {12})"
+    " offset: int = 0 {0, 17179867136, 3}, run: int = 0 {0, 0, 6, 6}, distance: int = 0 {18}, start: int = 0 "
+    "{12})"
     " empty(P)",
     "one update: clipping, moments, decoupled weight decay, rounding to storage",
     {{"cpu", "fixed chunks over threads", instantiations<LLAMAC_ADAMW(adamw_cpu)>(), master_for_fp16},
