@@ -145,6 +145,7 @@ void adamw_vectorized(View<T, 1> weight, View<float, 1> master, View<M, 1> m, Vi
         LAUNCHER<bf16, float, bf16>, LAUNCHER<bf16, bf16, float>, LAUNCHER<bf16, bf16, bf16>,  \
         LAUNCHER<fp16, float, float>, LAUNCHER<fp16, float, bf16>
 
+// Two cases of each run: check_operations aligns the operands of every other one.
 Operation adamw(
     "adamw<T: f32 bf16 fp16 f64, A: arithmetic(T), G: f32 bf16 f64, M: f32 bf16 f64>"
     "(weight~: T[P] random(seed, master), master?~: A[P], m~: M[P] random(seed), v~: M[P] >0 "
@@ -153,7 +154,8 @@ Operation adamw(
     " guard?: f64[1] >0, scale?: A[1] >0;"
     " beta1: float {0.9}, beta2: float {0.95, 0.999}, eps: float {1e-5, 1e-6}, weight_decay: float {0.1, 0},"
     " grad_clip: float {1, 0}, seed: int {42, 1e12}, stream: int {4},"
-    " offset: int = 0 {0, 17179867136, 3}, run: int = 0 {0, 6}, distance: int = 0 {18}, start: int = 0 {12})"
+    " offset: int = 0 {0, 17179867136, 3}, run: int = 0 {0, 0, 6, 6}, distance: int = 0 {18}, start: int = 0 "
+    "{12})"
     " empty(P)",
     "one update: clipping, moments, decoupled weight decay, rounding to storage",
     {{"cpu", "fixed chunks over threads", instantiations<LLAMAC_ADAMW(adamw_cpu)>(), master_for_fp16},

@@ -98,7 +98,7 @@ struct Update {
 
 template <class T, class G, class M, bool has_master>
 struct UpdateSource {
-    static constexpr int parts = 1, rows_in_flight = 1;
+    static constexpr int parts = 1, rows_in_flight = 1, groups_ahead = 0;
     static_assert(unit == quantize_columns);
     struct Fetched {
         float w[unit], g[unit], mean[unit], square[unit];

@@ -110,7 +110,7 @@ bool begins_with_block(const Call& c) {
 Operation fill_normal(
     "fill_normal<T: f32 bf16 fp16 f64>"
     "(out: T[P]; ; deviation: float {0.02, 1}, seed: int {42, 1e12}, stream: int {4},"
-    " offset: int = 0 {0, 17179867136, 3}) empty(P)",
+    " offset: int = 0 {0, 17179867136, 3}) empty(P) test(P=2056)",
     "out = normal numbers of a stream, from element `offset` on",
     {{"cpu", "blocks of four elements over threads", instantiations<LLAMAC_FLOATS(fill_normal_cpu)>()},
      {"vectorized", "eight elements per thread, 128-bit accesses",

@@ -591,7 +591,8 @@ void layernorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<G, 1>
 Operation layernorm_forward(
     "layernorm_forward<T: f32 bf16 fp16 f64, A: arithmetic(T)>"
     "(out: T[N,C], mean: A[N], rstd: A[N]; x: T[N,C], weight: T[C], bias: T[C]; eps: float {1e-5, 1e-6})"
-    " rows(N) empty(N) test(N=3, C=2048) test(N=2, C=8192) test(N=2, C=16384)"
+    " rows(N) empty(N) test(N=9, C=192) test(N=9, C=384) test(N=5, C=768)"
+    " test(N=3, C=2048) test(N=2, C=8192) test(N=2, C=16384)"
     " derivative layernorm_backward(dx: grad x, dweight: grad weight, dbias: grad bias;"
     " dout: grad out, x, weight, bias, mean, rstd)",
     "out = (x - mean(x)) / std(x) * weight + bias",
@@ -608,6 +609,7 @@ Operation residual_layernorm_forward(
     "residual_layernorm_forward<T: f32 bf16 fp16 f64, A: arithmetic(T)>"
     "(sum: T[N,C] may_share(x, residual), out: T[N,C], mean: A[N], rstd: A[N];"
     " x: T[N,C], residual: T[N,C], weight: T[C], bias: T[C]; eps: float {1e-5, 1e-6}) rows(N) empty(N)"
+    " test(N=9, C=192) test(N=9, C=384) test(N=5, C=768)"
     " test(N=3, C=2048) test(N=2, C=8192) test(N=2, C=16384)"
     " derivative layernorm_backward(dx: grad x, dweight: grad weight, dbias: grad bias;"
     " dout: grad out, x: sum, weight, bias, mean, rstd, dresidual: grad sum)"

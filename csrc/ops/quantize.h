@@ -129,6 +129,10 @@ constexpr int quantize_across = quantize_side / quantize_columns;
 constexpr int quantize_passes = quantize_side / (quantize_threads / quantize_across * quantize_rows_at_once);
 constexpr int quantize_words = quantize_side / 4;  // of a column
 
+// Whether a thread has registers to begin its loads ahead. On gfx942 a wave that waits for loads also waits for the stores before
+// them.
+constexpr bool has_registers_ahead = registers_in_full_block >= 128;
+
 // One place for both: with more than 16 KiB, four blocks would not fit in the LDS of MI300X.
 union QuantizeShared {
     uint32_t turned[quantize_side * quantize_words];  // a row per column of the tile
@@ -190,14 +194,18 @@ __device__ inline void put_turned(uint32_t* turned, int column, int row,
 template <class Q>
 __device__ void store_turned(const QuantizedData<Q>& to, const uint32_t* turned, int64_t n0, int64_t c0,
                              int64_t C) {
-    constexpr int lanes = quantize_words / 4;
-    for (int i = static_cast<int>(threadIdx.x); i < quantize_side * lanes; i += quantize_threads) {
-        const int c = i / lanes, w = i % lanes * 4;
-        if (c0 + c >= C || n0 + 4 * w >= to.N) continue;
-        const int place = word_place(c, w), swapped = place % 4;  // 0 or 2
-        const uint4 bits = *reinterpret_cast<const uint4*>(turned + place - swapped);
-        store128(to.transposed + (c0 + c) * to.pitch + n0 + 4 * w,
-                 swapped ? make_uint4(bits.z, bits.w, bits.x, bits.y) : bits);
+    constexpr int lanes = quantize_words / 4, chunks = quantize_side * lanes;
+    constexpr int at_once = has_registers_ahead ? chunks / quantize_threads : 1;
+    for (int first = static_cast<int>(threadIdx.x); first < chunks; first += at_once * quantize_threads) {
+#pragma unroll
+        for (int k = 0; k < at_once; k++) {
+            const int i = first + k * quantize_threads, c = i / lanes, w = i % lanes * 4;
+            if (c0 + c >= C || n0 + 4 * w >= to.N) continue;
+            const int place = word_place(c, w), swapped = place % 4;  // 0 or 2
+            const uint4 bits = *reinterpret_cast<const uint4*>(turned + place - swapped);
+            store128(to.transposed + (c0 + c) * to.pitch + n0 + 4 * w,
+                     swapped ? make_uint4(bits.z, bits.w, bits.x, bits.y) : bits);
+        }
     }
 }
 
@@ -221,7 +229,7 @@ __device__ inline uint2 quantize_eight(float (&v)[quantize_columns], float scale
 // Blocks of quantize_threads; `across` of them hold 128 rows of a part. A source makes `parts` tiles at once, whose columns lie
 // C / parts apart: fetch(n, c) loads the operands of eight values of each part from column c of row n on, and
 // values(fetched, n, c, v) computes them. Always inlined: a call would keep its arguments in scratch. rows_in_flight fetches
-// overlap.
+// overlap; those of groups_ahead times as many rows more begin before these are used.
 template <class Q, class Source>
 __device__ __forceinline__ void quantize_tile(const QuantizedData<Q>& to, float scale, unsigned across,
                                               const Source& source) {
@@ -232,34 +240,43 @@ __device__ __forceinline__ void quantize_tile(const QuantizedData<Q>& to, float 
                   c0 = int64_t{blockIdx.x % across} * quantize_side;
     const int column = static_cast<int>(threadIdx.x) % quantize_across * quantize_columns;
     const int first_row = static_cast<int>(threadIdx.x) / quantize_across * rows;
+    const int64_t c = c0 + column;
+    // A group: the rows that are fetched at once. `ahead` groups more are under way while one is computed.
+    constexpr int of_pass = rows / in_flight, groups = quantize_passes * of_pass;
+    constexpr int ahead = std::min(Source::groups_ahead, groups - 1);
+    typename Source::Fetched fetched[ahead + 1][in_flight];
+    const auto row_of = [&](int group) {
+        return n0 + first_row + group / of_pass * (quantize_side / quantize_passes) +
+               group % of_pass * in_flight;
+    };
+    const auto fetch = [&](int group) {
+        const int64_t n = row_of(group), left = c < C ? to.N - n : 0;
+#pragma unroll
+        for (int r = 0; r < in_flight; r++)
+            if (r < left) fetched[group % (ahead + 1)][r] = source.fetch(n + r, c);
+    };
     Seen seen;
     uint32_t words[parts][quantize_passes][2][rows] = {};
 #pragma unroll
-    for (int pass = 0; pass < quantize_passes; pass++) {
-        const int row = first_row + pass * (quantize_side / quantize_passes);
-        const int64_t n = n0 + row, c = c0 + column;
-        if (n >= to.N || c >= C) continue;
-        const int64_t left = to.N - n;
+    for (int group = 0; group < ahead; group++) fetch(group);
 #pragma unroll
-        for (int first = 0; first < rows; first += in_flight) {
-            if constexpr (in_flight < rows) scheduling_barrier();  // else the fetches of all rows begin here
-            typename Source::Fetched fetched[in_flight];
+    for (int group = 0; group < groups; group++) {
+        if constexpr (in_flight < rows) scheduling_barrier();  // else the fetches of all rows begin here
+        if (group + ahead < groups) fetch(group + ahead);
+        if constexpr (ahead > 0) scheduling_barrier();  // else they may begin after the group is computed
+        const int64_t n = row_of(group), left = c < C ? to.N - n : 0;
 #pragma unroll
-            for (int r = 0; r < in_flight; r++)
-                if (first + r < left) fetched[r] = source.fetch(n + first + r, c);
-#pragma unroll
-            for (int r = 0; r < in_flight; r++) {
-                if (first + r >= left) continue;  // nothing is transposed then
-                float v[parts][quantize_columns];
-                source.values(fetched[r], n + first + r, c, v);
-                for (int p = 0; p < parts; p++) {
-                    const uint2 codes = quantize_eight<Q>(v[p], scale, seen);
-                    words[p][pass][0][first + r] = codes.x;
-                    words[p][pass][1][first + r] = codes.y;
-                    if (to.out)
-                        store_vector(reinterpret_cast<uint2*>(to.out + (n + first + r) * to.C + p * C + c),
-                                     codes);
-                }
+        for (int r = 0; r < in_flight; r++) {
+            if (r >= left) continue;  // nothing is transposed then
+            float v[parts][quantize_columns];
+            source.values(fetched[group % (ahead + 1)][r], n + r, c, v);
+            for (int p = 0; p < parts; p++) {
+                const uint2 codes = quantize_eight<Q>(v[p], scale, seen);
+                const int at = group % of_pass * in_flight + r;
+                words[p][group / of_pass][0][at] = codes.x;
+                words[p][group / of_pass][1][at] = codes.y;
+                if (to.out)
+                    store_vector(reinterpret_cast<uint2*>(to.out + (n + r) * to.C + p * C + c), codes);
             }
         }
     }

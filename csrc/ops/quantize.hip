@@ -51,7 +51,8 @@ void quantize_naive(View<Q, 2> out, View<Q, 2> transposed, View<float, 1> amax, 
 
 template <class T>
 struct ReadSource {
-    static constexpr int parts = 1, rows_in_flight = quantize_rows_at_once;
+    static constexpr int parts = 1, rows_in_flight = quantize_rows_at_once,
+                         groups_ahead = sizeof(T) == 2 && has_registers_ahead ? 1 : 0;
     using Fetched = Eight<T>;
     const T* x;
     int64_t C;

@@ -96,7 +96,8 @@ void rope_backward_quantize_naive(View<Q, 3> out, View<Q, 3> transposed, View<fl
 
 template <class T>
 struct RotatedSource {
-    static constexpr int parts = 1, rows_in_flight = 1;  // with more, fewer blocks fit: docs/log/kernels.md
+    static constexpr int parts = 1, rows_in_flight = 1,
+                         groups_ahead = 0;  // with more, fewer blocks fit: docs/log/kernels.md
     struct Fetched {
         Eight<T> own, other;
         Eight<float> angles[2];  // cosine and sine of eight pairs

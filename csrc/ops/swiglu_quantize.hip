@@ -108,7 +108,8 @@ void swiglu_backward_quantize_naive(View<Q, 2> out, View<Q, 2> transposed, View<
 
 template <class T>
 struct SwigluSource {
-    static constexpr int parts = 1, rows_in_flight = quantize_rows_at_once;
+    static constexpr int parts = 1, rows_in_flight = quantize_rows_at_once,
+                         groups_ahead = sizeof(T) == 2 && has_registers_ahead ? 1 : 0;
     struct Fetched {
         Eight<T> gate, up;
     };
@@ -130,7 +131,8 @@ struct SwigluSource {
 
 template <class T>
 struct SwigluGradientSource {
-    static constexpr int parts = 2, rows_in_flight = sizeof(T) == 2 ? 2 : 1;  // more would spill
+    static constexpr int parts = 2, groups_ahead = 0,
+                         rows_in_flight = sizeof(T) == 2 ? 2 : 1;  // more would spill
     struct Fetched {
         Eight<T> gate, up, dout;
     };

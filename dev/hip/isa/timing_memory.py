@@ -22,6 +22,7 @@ from timing_unit import Memory, Numbers, Unit, Wave, numbers, table
 
 # Kernels that explain, that read little, or of fp8 in the form that the chip does not multiply.
 UNLESS = r"naive|_delta|lambda|fp8<\d, false>"
+STORE_ROUNDS = 3  # of a loop that only stores, after the first: quantize.h's, of a tile's columns
 ISSUES = 6000  # instructions of a wave that are simulated, about
 
 
@@ -32,7 +33,15 @@ def streaming(kernel: Kernel) -> list[int]:
         return sum(i.bytes for i in kernel.code[loop[0] : loop[1]] if i.kind == "memory" and i.result)
 
     loop = max(kernel.loops, key=loaded, default=(0, 0))
-    return kernel.walk(*loop) if loaded(loop) else kernel.walk(0, None)
+    if loaded(loop):
+        return kernel.walk(*loop)
+    exits = {
+        k: STORE_ROUNDS
+        for start, end in kernel.loops
+        for k in range(start, end)
+        if (kernel.code[k].target or 0) > end
+    }
+    return kernel.walk(0, None, again=exits)
 
 
 def share_of_copy(kernel: Kernel, n: Numbers, per_cycle: float) -> float:
