@@ -489,10 +489,12 @@ void Trainer::queue_stage(const PipelinePass& work, StepBuffers& b, std::optiona
 }
 
 void Trainer::queue_pipeline(StepBuffers& b, std::optional<int> pass) {
-    if (between) between();  // not within a step, where ranks wait for one another in another order
-    for (const PipelineStep& each : schedule) {
-        if (each.pass) queue_stage(*each.pass, b, pass);
-        transfer(model, each.transfers);
+    const int64_t ticks_per_micro_batch = 2 * options.pp_chunks;
+    for (size_t tick = 0; tick < schedule.size(); tick++) {
+        // What one stage has sent before a tick, the other one has received.
+        if (between && static_cast<int64_t>(tick) % ticks_per_micro_batch == 0) between();
+        if (schedule[tick].pass) queue_stage(*schedule[tick].pass, b, pass);
+        transfer(model, schedule[tick].transfers);
     }
     use_micro_batch(model, 0);
     finish_gradients(model);
@@ -518,6 +520,7 @@ void Trainer::queue_micro_batches(StepBuffers& b, bool verified) {
     } catch (...) {
         // The step may be started again: in the same buffers, which micro-batches of this start may still read.
         if (micro_batches_queued > 0) micro_ends[(micro_batches_queued - 1) % 2].wait();
+        if (!schedule.empty()) use_micro_batch(model, 0);
         throw;
     }
 }
