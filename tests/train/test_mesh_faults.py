@@ -115,3 +115,18 @@ def test_an_error_of_one_rank(build, data, tmp_path, model, fault, rank, of, cal
     assert os.strerror(error) in one_line(ended[rank][1])
     for each, (code, said) in enumerate(ended):
         assert code == 2 and (each == rank or said == ""), ended
+
+
+def test_a_checkpoint_of_another_model(train, data, tmp_path, model):
+    """One line, though each stage and each rank of the tensor axis finds it."""
+    train(*flags(data, tmp_path / "a", **{**MESH, "tp": 1, "pp": 1}, steps=2))
+    more = MESH | model | {"devices": 4, "resume": tmp_path / "a/step_000002"}
+    line = one_line(train(*flags(data, tmp_path / "out", **more), code=2))
+    assert f"{tmp_path}/a/step_000002/config.json: is not the model that --model " in line
+
+
+def test_a_mesh_that_does_not_divide(train, data, tmp_path, model):
+    more = MESH | model | {"devices": 8, "cp": 4}
+    line = one_line(train(*flags(data, tmp_path / "out", **more), code=2))
+    assert "--tp 2 --cp 4 --pp 2: expected a divisor of the number of devices, found 8 devices" in line
+    assert not (tmp_path / "out").exists()

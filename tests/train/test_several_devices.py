@@ -539,14 +539,17 @@ def test_bad_input(train, data, tmp_path, case):
         ("--checkpoint-async", ("on", "off")),
         ("--tp", ("1", "2")),
         ("--cp", ("1", "2")),
+        ("--pp", ("2", "1")),
+        ("--tp", ("2", "2", "2", "4")),
     ],
     ids=str,
 )
 def test_ranks_that_disagree(build, data, tmp_path, name, values):
     line = [build / "train_llama3", *flags(data, tmp_path / "out", batch_size=2)]
-    ended = as_ranks([[*line, name, value] for value in values])
-    said = f"train_llama3: rank 1: {name}: expected {values[0]}, as rank 0 has it, found {values[1]}\n"
-    assert ended == [(2, said), (2, "")]
+    ended = as_ranks([[*line, name, value] for value in values], len(values))
+    rank = len(values) - 1
+    said = f"train_llama3: rank {rank}: {name}: expected {values[0]}, as rank 0 has it, found {values[-1]}\n"
+    assert ended == [(2, said), *[(2, "")] * rank]
 
 
 WRONG_VARIABLES = {
