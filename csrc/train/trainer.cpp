@@ -403,10 +403,28 @@ const Event& Trainer::end_of(int64_t steps) const {
 
 void Trainer::agree_with_ranks() {
     ranks.compare(options, facts());
-    // Stages have other products, at other times.
+    // Stages have other products, at other times: agree_on_products().
     if (ranks.count == 1 || !schedule.empty()) return;
     model.gemms.gather = [this](const std::string& own) { return ranks.gather("GEMM choice", own); };
     warn(take_first_ranks_choices(model.gemms));
+}
+
+void Trainer::agree_on_products() {
+    if (schedule.empty() || ranks.count == 1) return;
+    const std::string why = take_common_choices(
+        model.gemms, [this](const std::string& own) { return ranks.gather("GEMM choice", own); });
+    if (!why.empty() && ranks.is_first()) std::fprintf(stderr, "train_llama3: %s\n", why.c_str());
+    CHECK(hipStreamSynchronize(model.stream.handle));
+    const auto capture_again = [](CapturedGraph& captured) {
+        captured.graph.reset();
+        captured.settled = false;
+    };
+    for (auto& chunks : passes)
+        for (CapturedPasses& each : chunks) {
+            for (CapturedGraph& forward : each.forward) capture_again(forward);
+            for (auto& by_first : each.backward)
+                for (CapturedGraph& backward : by_first) capture_again(backward);
+        }
 }
 
 double Trainer::flops_per_token() const {
@@ -562,6 +580,7 @@ void Trainer::start_step(const Fill& fill, std::optional<int64_t> counted) {
     if (verified) verifier->end(b.hashes.data);
     end_of(step + 1).record(model.stream.handle);
     step++;
+    if (first) agree_on_products();
     if (first) start.tuning = model.gemms.tuning_seconds;
     if (first && ranks.is_first()) keep_gemm_choices(model.gemms, options);
 }
