@@ -93,6 +93,20 @@ def start(build):
 
 
 @pytest.fixture(scope="session")
+def fault(tmp_path_factory):
+    """Variables of a process whose k-th call of a kind on files below a folder meets a fault (faults.c)."""
+    library = tmp_path_factory.mktemp("faults") / "faults.so"
+    source = ROOT / "tests/chaos/faults.c"
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+
+    def variables(below: Path, call: str, at: int, action: str) -> dict[str, str]:
+        values = {"FOLDER": below, "CALL": call, "AT": at, "ACTION": action}
+        return {f"CHAOS_{name}": str(value) for name, value in values.items()} | {"LD_PRELOAD": str(library)}
+
+    return variables
+
+
+@pytest.fixture(scope="session")
 def chosen(build, gpu) -> Callable[[str], list[str]]:
     """OPERATION=VARIANT for every operation. "reference", "naive", "optimized"; "kernels": all of them, those
     preferred first, as not every one takes every shape.

@@ -5,9 +5,11 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
+from run import events, flags
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -94,3 +96,36 @@ def skip_without_devices(said: str) -> None:
     """A build for GPUs refuses more ranks than there are GPUs."""
     if "expected a device for each of" in said:
         pytest.skip(said.strip())
+
+
+def start_ranks(build, data, out, awaited: str = "step", **more) -> tuple[subprocess.Popen, list[int]]:
+    """--devices, once it has logged such an event: its process, and the process ids of its ranks."""
+    process = subprocess.Popen(
+        [build / "train_llama3", *flags(data, out, **more)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (out / "log.jsonl").exists() or not events(out, awaited):
+        if process.poll() is not None:
+            said = process.communicate()[1]
+            skip_without_devices(said)
+            raise AssertionError(said)
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return process, ranks_of(process)
+
+
+def still_runs(pid: int) -> bool:
+    """Also one that is stopped; not one that has ended and was not waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def still_run(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if still_runs(pid)]

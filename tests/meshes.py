@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 
 import numpy as np
-from run import ROOT, losses, numbers, tensors
+from run import ROOT, T, V, losses, numbers, tensors
+
+from llamac.data import write_bin
+from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
 
 
 def write_model(folder: Path, changes: dict[str, dict], name: str) -> dict:
@@ -13,6 +16,16 @@ def write_model(folder: Path, changes: dict[str, dict], name: str) -> dict:
     path = folder / f"{name}.json"
     path.write_text(json.dumps(config))
     return {"model": path}
+
+
+def write_packed(folder: Path) -> dict:
+    """Flags of runs on packed documents of any length, of whose targets a third does not count."""
+    rng = np.random.default_rng(2)
+    words = (np.cumsum(rng.choice([1, 2, 5], 60 * T + 1)) % V).astype(np.uint32)
+    words[rng.random(len(words)) < 0.3] |= NO_TARGET
+    words[rng.random(len(words)) < 0.2] |= NO_TARGET | BEGINS_DOCUMENT
+    write_bin(folder / "train_000.bin", words, V, packed=T)
+    return {"train_data": folder / "train_000.bin", "document_mask": "on"}
 
 
 def compare(a: Path, b: Path) -> None:

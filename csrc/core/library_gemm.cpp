@@ -109,7 +109,8 @@ struct GemmAlgorithms::State {
         enum { open, guessed, kept, settled } state = open;
     };
     std::map<Gemm, Decision> decisions;
-    std::map<std::string, GemmChoices::Choice> known;  // from files
+    std::map<std::string, GemmChoices::Choice> known;   // from files
+    std::map<std::string, GemmChoices::Choice> common;  // of replace()
 };
 
 namespace {
@@ -197,7 +198,6 @@ const Plan& plan_of(Library& lib, const Gemm& gemm) {
 }
 
 // In the place of an algorithm's text.
-constexpr const char* own_kernel = "own";
 
 // An algorithm is the library's own to read; written down, it is valid for the same version.
 std::string text_of(const hipblasLtMatmulAlgo_t& algorithm) {
@@ -409,6 +409,16 @@ void decide_untimed(Library& lib, const Gemm& g, const Plan& plan, const GemmAlg
     decision.state = Decision::guessed;
 }
 
+// Another rank's choice.
+void take(Library& lib, const Gemm& g, const Plan& plan, const GemmChoices::Choice& choice,
+          Decision& decision) {
+    if (!read_algorithm(lib, plan, choice.algorithm, &decision.chosen))
+        fail("matrix product ", g.name(),
+             ": expected the algorithm that another rank has chosen, which this device's ", lib.version,
+             " does not take; --tune off needs none");
+    decision.choice = choice;
+}
+
 void decide(Library& lib, const Gemm& g, const Plan& plan, const GemmAlgorithms& algorithms,
             Decision& decision, const Operands& o, OwnGemm own) {
     if (decision.state == Decision::open) decide_untimed(lib, g, plan, algorithms, decision);
@@ -428,11 +438,7 @@ void decide(Library& lib, const Gemm& g, const Plan& plan, const GemmAlgorithms&
     const bool own_somewhere = std::find(all.begin(), all.end(), own_kernel) != all.end();
     const std::string common = own_somewhere ? own_kernel : all[0];
     if (common == decision.choice.algorithm) return;
-    if (!read_algorithm(lib, plan, common, &decision.chosen))
-        fail("matrix product ", g.name(),
-             ": expected the algorithm that rank 0 has chosen, which this device's ", lib.version,
-             " does not take; --tune off needs none");
-    decision.choice = {common, 0, 0};
+    take(lib, g, plan, {common, 0, 0}, decision);
 }
 
 }  // namespace
@@ -471,7 +477,7 @@ GemmAlgorithms::~GemmAlgorithms() = default;
 GemmChoices GemmAlgorithms::choices() const {
     Library& lib = library();
     const std::lock_guard<std::mutex> held(lib.lock);
-    GemmChoices used{lib.device, lib.version, {}};
+    GemmChoices used{lib.device, lib.version, state->common};
     for (const auto& [gemm, decision] : state->decisions)
         if (decision.state == Decision::settled || decision.state == Decision::kept)
             used.choices[gemm.name()] = decision.choice;
@@ -486,6 +492,20 @@ std::string GemmAlgorithms::use(const GemmChoices& choices) {
         return "of " + choices.device + " with " + choices.library + ", not of " + lib.device + " with " +
                lib.version;
     for (const auto& [name, choice] : choices.choices) state->known[name] = choice;
+    return "";
+}
+
+std::string GemmAlgorithms::replace(const GemmChoices& choices) {
+    if (std::string why = use(choices); !why.empty()) return why;
+    Library& lib = library();
+    const std::lock_guard<std::mutex> held(lib.lock);
+    state->common = choices.choices;
+    for (auto& [gemm, decision] : state->decisions) {
+        const auto found = choices.choices.find(gemm.name());
+        if (found == choices.choices.end() || found->second.algorithm == decision.choice.algorithm) continue;
+        take(lib, gemm, plan_of(lib, gemm), found->second, decision);
+        decision.state = Decision::settled;
+    }
     return "";
 }
 
@@ -516,6 +536,9 @@ GemmChoices GemmAlgorithms::choices() const {
     return {};
 }
 std::string GemmAlgorithms::use(const GemmChoices&) {
+    return "";
+}
+std::string GemmAlgorithms::replace(const GemmChoices&) {
     return "";
 }
 GemmChoices GemmAlgorithms::given() const {

@@ -59,11 +59,12 @@ using OwnGemm = void (*)(const Gemm& gemm, const GemmOperands& operands, hipStre
 void run_gemm(const Gemm& gemm, const GemmOperands& operands, OwnGemm own, void* workspace,
               GemmAlgorithms* algorithms, hipStream_t stream);
 
+constexpr const char* own_kernel = "own";
 // The chosen candidates, by the names of the products.
 struct GemmChoices {
     std::string device, library;  // of which they are candidates
     struct Choice {
-        std::string algorithm;  // the library's own description, in hexadecimal; "own": our own kernel
+        std::string algorithm;  // the library's own description, in hexadecimal; or own_kernel
         double ms = 0;          // as timed; 0: not timed, the library's guess
         int tried = 0;
     };
@@ -84,11 +85,13 @@ struct GemmAlgorithms {
     // Gathers a text per rank, so that all ranks use one algorithm. While tuning, all ranks call it for the same products in
     // the same order. Null: there is one rank.
     std::function<std::vector<std::string>(const std::string& own)> gather;
-    // The choices in use. Without the library: empty.
+    // The choices in use, and those given to replace(), which other ranks use. Without the library: empty.
     GemmChoices choices() const;
     // Takes these candidates for products that have not been used yet. Returns "", or the reason against it: "another device's
     // ...". A candidate that the library refuses is reported on stderr and not taken.
     std::string use(const GemmChoices& choices);
+    // Likewise, and for products that have been used. Throws Error if the library refuses one of these.
+    std::string replace(const GemmChoices& choices);
     // The choices given to use(), and their removal.
     GemmChoices given() const;
     void forget();
@@ -111,6 +114,12 @@ struct GemmTuning {
 // Broadcasts the choices given to rank 0, so that all ranks time the same products. Returns "", or a line with the reason if
 // none are taken: another device or library on a rank.
 std::string take_first_ranks_choices(GemmAlgorithms& algorithms);
+
+// Ranks that have timed their products each by itself, as stages of a pipeline do, replace their choices by common ones: the lowest
+// rank's, or our own kernel if one rank needs it. gather: of a text per rank. Returns as above.
+std::string take_common_choices(
+    GemmAlgorithms& algorithms,
+    const std::function<std::vector<std::string>(const std::string& own)>& gather);
 
 nlohmann::ordered_json to_json(const GemmChoices& choices);
 // Throws Error, which begins with `where`, for an object that to_json did not make.

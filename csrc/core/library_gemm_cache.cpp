@@ -25,6 +25,26 @@ std::string take_first_ranks_choices(GemmAlgorithms& algorithms) {
     return "";
 }
 
+std::string take_common_choices(
+    GemmAlgorithms& algorithms,
+    const std::function<std::vector<std::string>(const std::string& own)>& gather) {
+    GemmChoices common;
+    const std::vector<std::string> all = gather(to_json(algorithms.choices()).dump());
+    for (size_t rank = 0; rank < all.size(); rank++) {
+        const GemmChoices own = parse_gemm_choices(json::parse(all[rank]), "a rank's matrix products");
+        if (rank == 0) common = {own.device, own.library, {}};
+        if (own.device != common.device || own.library != common.library)
+            return "rank " + std::to_string(rank) + ": the matrix products' choices are of " + own.device +
+                   " with " + own.library + ", rank 0's of " + common.device + " with " + common.library +
+                   ": a resumed run has other bits";
+        for (const auto& [name, choice] : own.choices) {
+            const auto [place, is_new] = common.choices.try_emplace(name, choice);
+            if (!is_new && choice.algorithm == own_kernel) place->second = choice;
+        }
+    }
+    return algorithms.replace(common);
+}
+
 ordered_json to_json(const GemmChoices& from) {
     ordered_json choices = ordered_json::object();
     for (const auto& [name, c] : from.choices)

@@ -103,9 +103,7 @@ std::vector<PipelineStep> pipeline_schedule(const Axis& stage, int64_t micro_bat
         for (int64_t rank = 0; rank < stage.ranks; rank++)
             if (ready[rank]) all.run(rank, *ready[rank], tick);
     }
-    std::vector<PipelineStep> steps = all.stages[stage.rank].steps;
-    std::erase_if(steps, [](const PipelineStep& s) { return !s.pass && s.transfers.empty(); });
-    return steps;
+    return all.stages[stage.rank].steps;
 }
 
 int64_t kept_micro_batches(const Axis& stage, int64_t micro_batches, int64_t chunks) {

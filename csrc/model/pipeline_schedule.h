@@ -28,14 +28,16 @@ struct PipelineTransfer {
     bool incoming;
 };
 
-// A pass, and then the transfers of the next ones' inputs, which are one group: none of them waits for another of this stage.
+// A tick: a pass, and then the transfers of the next ones' inputs, which are one group: none of them waits for another of this stage.
+// Some ticks of a stage have neither.
 struct PipelineStep {
     std::optional<PipelinePass> pass;
     std::vector<PipelineTransfer> transfers;
 };
 
-// The steps of a stage, without empty ones. Stages that exchange something do it in steps of the same order, so that transfers that
-// block cannot wait for one another. Micro-batches: with several chunks, a multiple of the stages.
+// The ticks of a stage; all stages have the same number. Two stages that exchange something do it in the same tick. So transfers that
+// block cannot wait for one another, and all stages can stop before a tick. Micro-batches: with several chunks, a multiple of the
+// stages.
 std::vector<PipelineStep> pipeline_schedule(const Axis& stage, int64_t micro_batches, int64_t chunks = 1);
 
 // Micro-batches whose activations of a chunk a stage keeps at the same time, at most.

@@ -403,10 +403,28 @@ const Event& Trainer::end_of(int64_t steps) const {
 
 void Trainer::agree_with_ranks() {
     ranks.compare(options, facts());
-    // Stages have other products, at other times.
+    // Stages have other products, at other times: agree_on_products().
     if (ranks.count == 1 || !schedule.empty()) return;
     model.gemms.gather = [this](const std::string& own) { return ranks.gather("GEMM choice", own); };
     warn(take_first_ranks_choices(model.gemms));
+}
+
+void Trainer::agree_on_products() {
+    if (schedule.empty() || ranks.count == 1) return;
+    const std::string why = take_common_choices(
+        model.gemms, [this](const std::string& own) { return ranks.gather("GEMM choice", own); });
+    if (!why.empty() && ranks.is_first()) std::fprintf(stderr, "train_llama3: %s\n", why.c_str());
+    CHECK(hipStreamSynchronize(model.stream.handle));
+    const auto capture_again = [](CapturedGraph& captured) {
+        captured.graph.reset();
+        captured.settled = false;
+    };
+    for (auto& chunks : passes)
+        for (CapturedPasses& each : chunks) {
+            for (CapturedGraph& forward : each.forward) capture_again(forward);
+            for (auto& by_first : each.backward)
+                for (CapturedGraph& backward : by_first) capture_again(backward);
+        }
 }
 
 double Trainer::flops_per_token() const {
@@ -489,10 +507,12 @@ void Trainer::queue_stage(const PipelinePass& work, StepBuffers& b, std::optiona
 }
 
 void Trainer::queue_pipeline(StepBuffers& b, std::optional<int> pass) {
-    if (between) between();  // not within a step, where ranks wait for one another in another order
-    for (const PipelineStep& each : schedule) {
-        if (each.pass) queue_stage(*each.pass, b, pass);
-        transfer(model, each.transfers);
+    const int64_t ticks_per_micro_batch = 2 * options.pp_chunks;
+    for (size_t tick = 0; tick < schedule.size(); tick++) {
+        // What one stage has sent before a tick, the other one has received.
+        if (between && static_cast<int64_t>(tick) % ticks_per_micro_batch == 0) between();
+        if (schedule[tick].pass) queue_stage(*schedule[tick].pass, b, pass);
+        transfer(model, schedule[tick].transfers);
     }
     use_micro_batch(model, 0);
     finish_gradients(model);
@@ -518,6 +538,7 @@ void Trainer::queue_micro_batches(StepBuffers& b, bool verified) {
     } catch (...) {
         // The step may be started again: in the same buffers, which micro-batches of this start may still read.
         if (micro_batches_queued > 0) micro_ends[(micro_batches_queued - 1) % 2].wait();
+        if (!schedule.empty()) use_micro_batch(model, 0);
         throw;
     }
 }
@@ -559,6 +580,7 @@ void Trainer::start_step(const Fill& fill, std::optional<int64_t> counted) {
     if (verified) verifier->end(b.hashes.data);
     end_of(step + 1).record(model.stream.handle);
     step++;
+    if (first) agree_on_products();
     if (first) start.tuning = model.gemms.tuning_seconds;
     if (first && ranks.is_first()) keep_gemm_choices(model.gemms, options);
 }

@@ -101,6 +101,9 @@ struct Trainer {
     // Names and values that must be the same on all ranks besides the options.
     std::vector<std::pair<std::string, std::string>> facts() const;
     AdamW adamw() const;
+    // After the first step of a pipeline, which times the products of each rank by itself: from now on, all ranks compute a product by
+    // the same algorithm, as a resumed run does by the one in the checkpoint. Graphs that were captured are captured again.
+    void agree_on_products();
     bool is_verified(int64_t number) const;  // number: from 1
     void launch(CapturedGraph& work);
     void fill_batches(const Fill& fill);

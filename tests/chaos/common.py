@@ -180,10 +180,11 @@ class Run:
 class Reference:
     """What an uninterrupted run leaves; every case's run must end with the same."""
 
-    def __init__(self, folder: Path, **flags: object):
+    def __init__(self, folder: Path, changes: dict | None = None, **flags: object):
+        """changes: of MODEL."""
         self.flags = flags
         self.template = folder / "template"
-        make_input(self.template)
+        make_input(self.template, MODEL | (changes or {}))
         shutil.copytree(self.template, folder / "reference")
         run = Run(folder / "reference", **flags)
         begin = time.monotonic()
@@ -223,13 +224,13 @@ class Reference:
         self.expect_same(run, unpruned)
 
 
-def make_input(folder: Path) -> None:
+def make_input(folder: Path, model: dict) -> None:
     """Data and a model with weights, which are those of a first run's start."""
     (folder / "model").mkdir(parents=True)
-    (folder / "model/config.json").write_text(json.dumps(MODEL, indent=1))
+    (folder / "model/config.json").write_text(json.dumps(model, indent=1))
     words = random.Random(1)
     for name, count in (("train_000", 301), ("train_001", 200), ("val_000", 60)):
-        header = array.array("I", [20240520, 1, count, MODEL["vocab_size"]] + [0] * 252)
+        header = array.array("I", [20240520, 1, count, model["vocab_size"]] + [0] * 252)
         tokens = array.array("H", [words.randrange(17) for _ in range(count)])
         (folder / f"{name}.bin").write_bytes(header.tobytes() + tokens.tobytes())
     first = Run(folder, steps=1, checkpoint_every=0, val_every=0)

@@ -1,8 +1,8 @@
-"""SIGKILL of a rank of a run of two, or of the process that started both, at any moment; then --resume auto.
+"""SIGKILL of a rank, or of the process that started the ranks, at any moment; then --resume auto.
 
-Half of the kills come at a random time, half while a checkpoint's temporary folder is there. All processes
-must end; the history is that of a run of two ranks that was never killed. Half of the histories write
-checkpoints while training goes on.
+Half of the cases are runs of two data-parallel ranks, half of --tp 2 and --pp 2. Half of the kills come at a
+random time, half while the temporary folder of a checkpoint is there. All processes must end; the history is
+that of a run that was never killed. Half of the histories write checkpoints while training goes on.
 """
 
 import os
@@ -19,7 +19,11 @@ from kill import wait_for_a_save, was_killed
 
 KILLS = 5  # per case
 TIMEOUT = 5  # of a rank that waits for another one
-FLAGS = {"devices": 2, "zero": 2, "batch-size": 1, "collective-timeout": TIMEOUT}
+FLAGS = {"batch-size": 1, "collective-timeout": TIMEOUT}
+DATA = {"devices": 2, "zero": 2}
+# With four micro-batches of four tokens.
+MESH = {"devices": 4, "tp": 2, "pp": 2, "total-batch-size": 16}
+TWO_OF_EACH = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 
 
 def ranks_of(process: subprocess.Popen) -> list[int]:
@@ -38,35 +42,41 @@ def runs(pid: int) -> bool:
         return False
 
 
-def kill_one(process: subprocess.Popen, rng: random.Random) -> tuple[str, list[int]]:
+def kill_one(process: subprocess.Popen, devices: int, rng: random.Random) -> tuple[str, list[int]]:
     """Which one was killed, and the ranks."""
     ranks = ranks_of(process)
-    killed = rng.choice(["rank 0", "rank 1", "rank 0", "rank 1", "the process that started them"])
-    pid = ranks[int(killed[-1])] if killed[:4] == "rank" and len(ranks) == 2 else process.pid
-    if pid == process.pid:
-        killed = "the process that started them"
+    rank = rng.choice([*range(devices), *range(devices), None])
+    of_ranks = rank is not None and len(ranks) == devices
+    killed = f"rank {rank}" if of_ranks else "the process that started them"
+    pid = ranks[rank] if of_ranks else process.pid
     with suppress(ProcessLookupError):  # it has ended
         os.kill(pid, signal.SIGKILL)
     return killed, ranks
 
 
 def prepare(folder: Path) -> Case:
-    reference = Reference(folder, **FLAGS)
+    references = {}
+    for name, changes, flags in (("data", {}, DATA), ("mesh", TWO_OF_EACH, MESH)):
+        references[name] = Reference(folder / name, changes, **FLAGS, **flags)
 
     def case(own: Path, rng: random.Random, totals: Totals) -> None:
+        name = rng.choice(["data", "mesh"])
+        reference, devices = references[name], references[name].flags["devices"]
+
         def kill(run: Run, saves: str, before: int) -> bool:
             process = run.start("--resume", "auto", "--checkpoint-async", saves)
             if rng.random() < 0.5:
                 time.sleep(rng.uniform(0, 1.1 * reference.seconds))
             else:
                 wait_for_a_save(run, rng, reference.seconds)
-            killed, ranks = kill_one(process, rng)
+            killed, ranks = kill_one(process, devices, rng)
             code = run.wait(process)
             for _ in poll(time.monotonic() + 2):
                 if not any(map(runs, ranks)):
                     break
             expect(not any(map(runs, ranks)), "ranks that still run:", [pid for pid in ranks if runs(pid)])
             totals.count(f"of {killed}", code != 0)
+            totals.count(f"in runs of {name}", code != 0)
             return was_killed(run, code, saves, before, totals)
 
         kill_histories(reference, own, rng, totals, KILLS, kill)

@@ -144,6 +144,25 @@ struct Play {
     }
 };
 
+// Whether all stages can stop before any tick: what one sends or receives in a tick, the other one does in the same tick.
+bool can_stop(const Play& play) {
+    const size_t ticks = play.players[0].steps.size();
+    for (int64_t rank = 0; rank < play.stages; rank++) {
+        const std::vector<PipelineStep>& own = play.players[rank].steps;
+        if (own.size() != ticks) return false;
+        for (size_t tick = 0; tick < ticks; tick++)
+            for (const PipelineTransfer& t : own[tick].transfers) {
+                const auto answers = [&](const PipelineTransfer& other) {
+                    return other.peer == rank && other.incoming != t.incoming &&
+                           other.pass.backward == t.pass.backward &&
+                           other.pass.micro_batch == t.pass.micro_batch;
+                };
+                if (!std::ranges::any_of(play.players[t.peer].steps[tick].transfers, answers)) return false;
+            }
+    }
+    return true;
+}
+
 std::string name_of(int64_t stages, int64_t micro_batches, int64_t chunks) {
     return std::to_string(stages) + " stages, " + std::to_string(micro_batches) + " micro-batches, " +
            std::to_string(chunks) + " chunks: ";
@@ -159,6 +178,7 @@ TEST(check_schedule) {
                 play.run();
                 const std::string name = name_of(stages, micro, chunks);
                 check(play.wrong.empty(), name + play.wrong);
+                check(can_stop(play), name + "all stages can stop before a tick");
                 const double alone = 3.0 * static_cast<double>(micro * chunks), idle = play.time() - alone;
                 check(idle == 3.0 * static_cast<double>(stages - 1),
                       name + "found a wait of " + std::to_string(idle));

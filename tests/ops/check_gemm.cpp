@@ -254,6 +254,23 @@ TEST(check_ranks) {
             all[0].replace(all[0].find("hipBLASLt 1"), 11, own == 0 ? "hipBLASLt 1" : "hipBLASLt 2");
         return all;
     };
+    // Ranks that time other products, each by itself.
+    stand_in::algorithms.assign(3, {1, 0.3});
+    stand_in::algorithms[static_cast<size_t>(own)].ms = 0.02;
+    GemmAlgorithms alone;
+    const auto gather = [&](const std::string& text) { return channel->gather("check", text); };
+    Product shared(next_product()), ours(next_product(own == 0 ? f32 : bf16_type));
+    {
+        const GemmTuning tuning(alone, true);
+        shared.compute(&alone), ours.compute(&alone);
+    }
+    check(chosen(alone, shared.g) == own && chosen(alone, ours.g) == own, "each its fastest");
+    check(take_common_choices(alone, gather).empty(), "they agree");
+    check(chosen(alone, shared.g) == 0 && chosen(alone, ours.g) == own, "rank 0's choice");
+    check(alone.choices().choices.size() == 3, "a checkpoint has the choices of all ranks");
+    stand_in::algorithms[0] = {2};
+    shared.compute(&alone);
+    check(!shared.is_right(), "rank 0's choice computes");
     const std::string line = take_first_ranks_choices(other);
     check(line.find("rank 1: the matrix products' choices of rank 0 are of ") == 0 &&
               other.given().choices.empty(),

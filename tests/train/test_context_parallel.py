@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 from debug_states import first_difference, load
 from launch import as_ranks
-from meshes import compare, compare_numbers_of_one_rank, write_model
-from run import PRECISIONS, ROOT, T, V, assert_same_state, events, flags, losses, numbers, one_line
+from meshes import compare, compare_numbers_of_one_rank, write_model, write_packed
+from run import PRECISIONS, ROOT, T, assert_same_state, events, flags, losses, numbers, one_line
 from safetensors.torch import load_file
 
 import train_llama3 as ref
-from llamac.data import write_bin
-from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
 from llamac.training import references
 from llamac.training.options import Options
 
@@ -46,12 +44,7 @@ def model(tmp_path):
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory) -> dict:
     """Flags of runs on packed documents of any length, of whose targets a third does not count."""
-    folder, rng = tmp_path_factory.mktemp("packed"), np.random.default_rng(2)
-    words = (np.cumsum(rng.choice([1, 2, 5], 60 * T + 1)) % V).astype(np.uint32)
-    words[rng.random(len(words)) < 0.3] |= NO_TARGET
-    words[rng.random(len(words)) < 0.2] |= NO_TARGET | BEGINS_DOCUMENT
-    write_bin(folder / "train_000.bin", words, V, packed=T)
-    return {"train_data": folder / "train_000.bin", "document_mask": "on"}
+    return write_packed(tmp_path_factory.mktemp("packed"))
 
 
 @pytest.mark.parametrize(
@@ -188,9 +181,10 @@ def test_rounded_numbers(train, data, tmp_path, model, case):
 
 
 @pytest.mark.slow
-def test_adapters(train, data, tmp_path, model):
+@pytest.mark.parametrize("frozen", ["storage", "fp8"])
+def test_adapters(train, data, tmp_path, model, frozen):
     """Those of every linear: the losses of one rank, in f32; and a checkpoint for either."""
-    more = {"total_batch_size": 8 * T, "lora": 4} | SHORT | model("untied-mha")
+    more = {"total_batch_size": 8 * T, "lora": 4, "frozen_dtype": frozen} | SHORT | model("untied-mha")
     meshes = {"alone": ALONE, "mesh": MESHES["cp 2 dp 2"]}
     for out, of in meshes.items():
         train(*flags(data, tmp_path / out, **more | of | {"checkpoint_every": 4}))

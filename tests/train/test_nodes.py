@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launch import needs
-from run import ROOT, events, flags, losses, numbers
+from meshes import write_model
+from run import ROOT, T, assert_same_state, events, flags, losses, numbers
 
 pytestmark = pytest.mark.program
 PORT = 29500  # nobody else is in these networks
@@ -246,12 +247,47 @@ def test_a_lost_node_under_mpirun(build, shared, nodes):
     nodes[0].expect_nothing_left()
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_lost_node(train, build, shared, nodes, lost):
+# --tp inside a node, data parallelism or --pp over both.
+MESHES = {"tp 2 dp 2": {"tp": 2}, "tp 2 pp 2": {"tp": 2, "pp": 2}}
+
+
+@pytest.fixture
+def divisible(shared) -> dict:
+    """A model whose layers two ranks divide, and four sequences per step."""
+    model = write_model(shared, {"tied-gqa": {"intermediate_size": 132}}, "tied-gqa")
+    return model | {"batch_size": 1, "total_batch_size": 4 * T}
+
+
+@pytest.mark.parametrize("mesh", ["tp 2 pp 2", pytest.param("tp 2 dp 2", marks=pytest.mark.slow)])
+def test_a_mesh(train, build, shared, nodes, divisible, mesh):
+    """The bits of one node, and a checkpoint that both have written."""
+    needs(build, "GLOO", 4)
+    more = SHORT | divisible | MESHES[mesh]
+    train(*flags(shared / "data", shared / "one", **more, devices=4))
+    command = [build / "train_llama3", *flags(shared / "data", shared / "out", **more)]
+    for code, said in finish(start_ranks(nodes, 2, command)):
+        assert code == 0, said
+    assert numbers(shared / "out") == numbers(shared / "one")
+    assert_same_state(shared / "out/step_000002", shared / "one/step_000002")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "lost"),
+    [
+        ("dp 4", 0),
+        ("tp 2 pp 2", 1),
+        pytest.param("dp 4", 1, marks=pytest.mark.slow),
+        pytest.param("tp 2 pp 2", 0, marks=pytest.mark.slow),
+        pytest.param("tp 2 dp 2", 0, marks=pytest.mark.slow),
+        pytest.param("tp 2 dp 2", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_lost_node(train, build, shared, nodes, divisible, mesh, lost):
     """The other one's processes end, and name a rank of it; the newest checkpoint resumes on what is left."""
     needs(build, "GLOO", 4)
     out = shared / "out"
-    command = [build / "train_llama3", *flags(shared / "data", out, **ENDLESS, collective_timeout=10)]
+    more = ENDLESS | divisible | MESHES.get(mesh, {})
+    command = [build / "train_llama3", *flags(shared / "data", out, **more, collective_timeout=10)]
     started = start_ranks(nodes, 2, command)
     wait_for(out, "checkpoint")
     nodes[lost].kill()
@@ -264,7 +300,7 @@ def test_a_lost_node(train, build, shared, nodes, lost):
     assert any(f"rank {2 * lost + local} has ended" in said for local in range(2)), said
     nodes[1 - lost].expect_nothing_left()
     newest = int(max(out.glob("step_*")).name[5:])
-    again = ENDLESS | {"steps": newest + 2, "resume": "auto", "devices": 2, "batch_size": 2}
+    again = more | {"steps": newest + 2, "resume": "auto", "devices": 2, "pp": 1}
     train(*flags(shared / "data", out, **again))
     assert [e["step"] for e in events(out, "step")] == list(range(1, newest + 3))
 

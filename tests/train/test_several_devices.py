@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import as_ranks, needs, ranks_of, skip_without_devices
+from launch import as_ranks, needs, start_ranks, still_run, still_runs
 from run import (
     MODEL,
     PRECISIONS,
@@ -270,39 +270,6 @@ def test_a_profile(train, data, gpu, tmp_path, zero):
     assert 0 <= hidden < own if gpu else hidden == pytest.approx(0, abs=1e-3 * own)
 
 
-def start_ranks(build, data, out, awaited: str = "step", **more) -> tuple[subprocess.Popen, list[int]]:
-    """--devices, once it has logged such an event: its process, and the process ids of its ranks."""
-    process = subprocess.Popen(
-        [build / "train_llama3", *flags(data, out, **more)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 60
-    while not (out / "log.jsonl").exists() or not events(out, awaited):
-        if process.poll() is not None:
-            said = process.communicate()[1]
-            skip_without_devices(said)
-            raise AssertionError(said)
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return process, ranks_of(process)
-
-
-def still_runs(pid: int) -> bool:
-    """Also one that is stopped; not one that has ended and was not waited for."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def still_run(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if still_runs(pid)]
-
-
 ENDLESS = {"steps": 1000000, "schedule": "constant", "batch_size": 2, "val_every": 0}
 
 
@@ -391,20 +358,6 @@ def test_a_rank_whose_program_cannot_start(train, data, tmp_path):
     done = train(*options, code=2, env=os.environ | {"LD_PRELOAD": str(tmp_path / "no.so")})
     expected = "rank 1: cannot start the program again: Cannot allocate memory"
     assert done.stderr.startswith(f"train_llama3: {expected}\n")
-
-
-@pytest.fixture(scope="module")
-def fault(tmp_path_factory):
-    """Variables of a process whose k-th call of a kind on files below a folder meets a fault (faults.c)."""
-    library = tmp_path_factory.mktemp("faults") / "faults.so"
-    source = ROOT / "tests/chaos/faults.c"
-    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-
-    def variables(below: Path, call: str, at: int, action: str) -> dict[str, str]:
-        values = {"FOLDER": below, "CALL": call, "AT": at, "ACTION": action}
-        return {f"CHAOS_{name}": str(value) for name, value in values.items()} | {"LD_PRELOAD": str(library)}
-
-    return variables
 
 
 # A rank, the kind of a call that is slow on it, the files that it concerns, and --checkpoint-async.
@@ -586,14 +539,17 @@ def test_bad_input(train, data, tmp_path, case):
         ("--checkpoint-async", ("on", "off")),
         ("--tp", ("1", "2")),
         ("--cp", ("1", "2")),
+        ("--pp", ("2", "1")),
+        ("--tp", ("2", "2", "2", "4")),
     ],
     ids=str,
 )
 def test_ranks_that_disagree(build, data, tmp_path, name, values):
     line = [build / "train_llama3", *flags(data, tmp_path / "out", batch_size=2)]
-    ended = as_ranks([[*line, name, value] for value in values])
-    said = f"train_llama3: rank 1: {name}: expected {values[0]}, as rank 0 has it, found {values[1]}\n"
-    assert ended == [(2, said), (2, "")]
+    ended = as_ranks([[*line, name, value] for value in values], len(values))
+    rank = len(values) - 1
+    said = f"train_llama3: rank {rank}: {name}: expected {values[0]}, as rank 0 has it, found {values[-1]}\n"
+    assert ended == [(2, said), *[(2, "")] * rank]
 
 
 WRONG_VARIABLES = {
