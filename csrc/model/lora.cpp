@@ -104,20 +104,21 @@ bool has_adapter(const Model& m, const LinearRow& row) {
 }
 
 void lora_forward(Model& m, int64_t layer, const LinearRow& row, const Tensor& out, const Tensor& x,
-                  bool again) {
+                  bool again, bool accumulate) {
     const Tensor a = m.parameters.weight((m.parameters.blocks[layer].*row.adapter).a);
     const Tensor low = rows_of(low_of(m, layer, row), x.shape[0], a.shape[0]);
     if (!again) matmul_forward(m.context, {.out = low, .x = x, .weight = a});
-    matmul_backward_input(m.context,
-                          {.dx = out, .dout = low, .weight = scaled_b(m, layer, row), .accumulate = true});
+    matmul_backward_input(
+        m.context, {.dx = out, .dout = low, .weight = scaled_b(m, layer, row), .accumulate = accumulate});
 }
 
-void lora_backward_input(Model& m, int64_t layer, const LinearRow& row, const Tensor& dx,
-                         const Tensor& dout) {
+void lora_backward_input(Model& m, int64_t layer, const LinearRow& row, const Tensor& dx, const Tensor& dout,
+                         bool accumulate) {
     const Tensor a = m.parameters.weight((m.parameters.blocks[layer].*row.adapter).a);
     const Tensor dlow = rows_of(m.lora->dlow, dout.shape[0], a.shape[0]);
     matmul_forward(m.context, {.out = dlow, .x = dout, .weight = scaled_b(m, layer, row)});
-    if (dx.data) matmul_backward_input(m.context, {.dx = dx, .dout = dlow, .weight = a, .accumulate = true});
+    if (dx.data)
+        matmul_backward_input(m.context, {.dx = dx, .dout = dlow, .weight = a, .accumulate = accumulate});
 }
 
 void lora_backward_weight(Model& m, int64_t layer, const LinearRow& row, const Tensor& dout, const Tensor& x,
