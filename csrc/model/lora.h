@@ -6,7 +6,6 @@
 // zeros up to a multiple of 8. The Bs are copied, times the scale, into a block-diagonal matrix [width, out] before they enter a
 // product, so that the adapters of a linear take as many products as those of one target.
 #pragma once
-#include <array>
 #include <vector>
 
 #include "model/block.h"
@@ -15,8 +14,8 @@ namespace llamac {
 
 struct LoraState {
     std::vector<LoraTarget> targets;
-    // By the rows of block_linears: scale · Bᵀ of the layer at hand, [width, out], with zeros beside its blocks.
-    std::array<Tensor, block_linears.size()> b;
+    // By layer and row of block_linears: scale · Bᵀ of the last forward pass, [width, out], with zeros beside its blocks.
+    std::vector<Tensor> b;
     std::vector<Tensor> low;  // x · Aᵀ [N, width], by micro-batch, layer and row
     Tensor dlow;              // the gradient of one of them
     Tensor db;                // of one of `b`, beside its blocks, too
@@ -33,12 +32,12 @@ void reset_lora(const LoraState& state);
 void hash_base(Model& model);
 
 bool has_adapter(const Model& model, const LinearRow& row);
-// out += the adapters of a linear. again: its product with A is kept.
+// out (+)= the adapters of a linear. again: its product with A is kept.
 void lora_forward(Model& model, int64_t layer, const LinearRow& row, const Tensor& out, const Tensor& x,
-                  bool again);
-// dx, which may have no data, += the adapters' part of the input's gradient. Precedes the next call, of the same linear.
+                  bool again, bool accumulate);
+// dx, which may have no data, (+)= the adapters' part of the input's gradient. Precedes the next call, of the same linear.
 void lora_backward_input(Model& model, int64_t layer, const LinearRow& row, const Tensor& dx,
-                         const Tensor& dout);
+                         const Tensor& dout, bool accumulate);
 // The gradients of A and B.
 void lora_backward_weight(Model& model, int64_t layer, const LinearRow& row, const Tensor& dout,
                           const Tensor& x, bool accumulate);
