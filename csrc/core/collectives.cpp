@@ -28,8 +28,8 @@ ElementType element_type(DType dtype) {
 }
 
 // Bytes exchanged between each rank and the others, given those that a rank holds after an all_gather or before a reduce_scatter.
-int64_t moved(const Communicator& ranks, int64_t bytes) {
-    return bytes / ranks.size * (ranks.size - 1);
+int64_t moved(int64_t ranks, int64_t bytes) {
+    return bytes / ranks * (ranks - 1);
 }
 
 void group(Communicator& ranks, const std::function<void()>& calls) {
@@ -61,7 +61,7 @@ void run(const Context& context, const char* name, int64_t bytes, const Call& ca
 
 void all_reduce(const Context& context, Communicator& ranks, const Tensor& x, Reduction reduction) {
     CHECK(x.contiguous());
-    run(context, "all_reduce", 2 * moved(ranks, x.bytes()),
+    run(context, "all_reduce", 2 * moved(ranks.size, x.bytes()),
         [&] { ranks.all_reduce(x.data, x.elements(), element_type(x.dtype), reduction, context.stream); });
 }
 
@@ -69,7 +69,7 @@ void reduce_scatter(const Context& context, Communicator& ranks, const Tensor& o
                     Reduction reduction) {
     CHECK(out.contiguous() && in.contiguous() && out.dtype == in.dtype);
     CHECK(in.elements() == ranks.size * out.elements());
-    run(context, "reduce_scatter", moved(ranks, in.bytes()), [&] {
+    run(context, "reduce_scatter", moved(ranks.size, in.bytes()), [&] {
         ranks.reduce_scatter(out.data, in.data, out.elements(), element_type(in.dtype), reduction,
                              context.stream);
     });
@@ -78,8 +78,13 @@ void reduce_scatter(const Context& context, Communicator& ranks, const Tensor& o
 void all_gather(const Context& context, Communicator& ranks, const Tensor& out, const Tensor& in) {
     CHECK(out.contiguous() && in.contiguous() && out.dtype == in.dtype);
     CHECK(out.elements() == ranks.size * in.elements());
-    run(context, "all_gather", moved(ranks, out.bytes()),
+    run(context, "all_gather", moved(ranks.size, out.bytes()),
         [&] { ranks.all_gather(out.data, in.data, in.elements(), element_type(in.dtype), context.stream); });
+}
+
+void plan_exchange(const Context& context, ExchangeAxis axis, int64_t ranks, int64_t bytes) {
+    if (context.dry_run && context.observer && context.observer->planned_exchange)
+        context.observer->planned_exchange(axis, moved(ranks, bytes));
 }
 
 void broadcast(const Context& context, Communicator& ranks, const Tensor& x, int64_t root) {
@@ -90,7 +95,7 @@ void broadcast(const Context& context, Communicator& ranks, const Tensor& x, int
 
 void grouped(const Context& context, Communicator& ranks, const char* name, int64_t bytes,
              const std::function<void()>& calls) {
-    run(context, name, moved(ranks, bytes), [&] { group(ranks, calls); });
+    run(context, name, moved(ranks.size, bytes), [&] { group(ranks, calls); });
 }
 
 void send(const Context& context, Communicator& ranks, const Tensor& x, int64_t to) {

@@ -22,6 +22,9 @@ void all_gather(const Context& context, Communicator& ranks, const Tensor& out, 
 // the observer.
 void grouped(const Context& context, Communicator& ranks, const char* name, int64_t bytes,
              const std::function<void()>& calls);
+// What a dry run, which has no communicators, tells its observer instead of a call. bytes: as all_gather's and reduce_scatter's
+// larger tensor has them; all_reduce moves them twice.
+void plan_exchange(const Context& context, ExchangeAxis axis, int64_t ranks, int64_t bytes);
 // x = x of rank `root`.
 void broadcast(const Context& context, Communicator& ranks, const Tensor& x, int64_t root);
 void send(const Context& context, Communicator& ranks, const Tensor& x, int64_t to);

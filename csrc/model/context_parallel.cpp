@@ -177,6 +177,7 @@ Tensor half_of_memory(const Tensor& x, int64_t half) {
 }
 
 void gather_keys(Model& m, const Tensor& k, const Tensor& v) {
+    plan_exchange(m.context, ExchangeAxis::context, m.options.context.ranks, all_parts(m).bytes());
     if (m.context.dry_run) return;
     copy_own_heads(m, k, 0, Direction::to_part);
     copy_own_heads(m, v, kv_width(m) / 2, Direction::to_part);
@@ -210,6 +211,7 @@ void sum_key_gradients(Model& m, const Tensor& dk, const Tensor& dv) {
         if (!m.context.dry_run && many < T)
             CHECK(hipMemsetAsync(unseen.data, 0, static_cast<size_t>(unseen.bytes()), m.context.stream));
     }
+    plan_exchange(m.context, ExchangeAxis::context, m.options.context.ranks, all_parts(m).bytes());
     if (m.context.dry_run) return;
     copy_pieces(m, m.dkeys, Direction::to_part);
     reduce_scatter(m.context, *m.context_ranks, part_of(m, m.options.context.rank), all_parts(m));

@@ -445,7 +445,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     activations.mask_end = activations.end;
     if (cache) try_cache(*this);
     for (const bool measured : {false, true}) {
-        if (!options.training) break;
+        if (!options.training || (measured && !fp8)) break;
         if (fp8) fp8->measured.assign(static_cast<size_t>(fp8->slots), measured);
         forward_backward(*this, true);
         forward_backward(*this, false);

@@ -31,6 +31,13 @@ Tensor ids_of_rank(const Model& m, const Tensor& ids, const Tensor& own, int64_t
     return out;
 }
 
+// An exchange of so many bytes, which a plan counts.
+template <class Call>
+void exchange(const Model& m, int64_t bytes, const Call& call) {
+    if (m.tensor) return call(*m.tensor);
+    if (is_divided(m)) plan_exchange(m.context, ExchangeAxis::tensor, m.options.tensor.ranks, bytes);
+}
+
 int64_t zero_row(const Model& m) {
     return m.config.padded_V() - 1;
 }
@@ -63,11 +70,16 @@ Tensor own_rows(const Model& m, const Tensor& rows) {
 }
 
 void gather_rows(Model& m, const Tensor& rows) {
-    if (m.tensor) all_gather(m.context, *m.tensor, all_rows(m, rows), own_rows(m, rows));
+    if (!is_divided(m)) return;
+    const Tensor all = all_rows(m, rows);
+    exchange(m, all.bytes(),
+             [&](Communicator& among) { all_gather(m.context, among, all, own_rows(m, rows)); });
 }
 
 void reduce_rows(Model& m, const Tensor& own, const Tensor& terms) {
-    if (m.tensor) reduce_scatter(m.context, *m.tensor, own, all_rows(m, terms));
+    if (!is_divided(m)) return;
+    const Tensor all = all_rows(m, terms);
+    exchange(m, all.bytes(), [&](Communicator& among) { reduce_scatter(m.context, among, own, all); });
 }
 
 Tensor terms_of(const Model& m, const Tensor& own) {
@@ -79,7 +91,7 @@ void reduce_over_tensor(Model& m, const Tensor& x, Reduction reduction) {
 }
 
 void sum_partial_gradients(Model& m, int64_t segment) {
-    if (!m.tensor) return;
+    if (!is_divided(m)) return;
     std::vector<Tensor> partial;
     int64_t bytes = 0;
     for (const FlatParam& flat : m.parameters.segments[segment].flat_params) {
@@ -88,8 +100,10 @@ void sum_partial_gradients(Model& m, int64_t segment) {
         bytes += 2 * partial.back().bytes();
     }
     if (partial.empty()) return;
-    grouped(m.context, *m.tensor, "all_reduce", bytes, [&] {
-        for (const Tensor& x : partial) all_reduce(m.context, *m.tensor, x);
+    exchange(m, bytes, [&](Communicator& among) {
+        grouped(m.context, among, "all_reduce", bytes, [&] {
+            for (const Tensor& x : partial) all_reduce(m.context, among, x);
+        });
     });
 }
 
@@ -123,7 +137,7 @@ void compute_losses(Model& m, const Tensor& losses, const Tensor& dlogits, const
     const Tensor own = make_tensor(m.own_softmax.data, DType::f32, {count, 3}),
                  all = make_tensor(m.softmax.data, DType::f32, {m.options.tensor.ranks, count, 3});
     softmax_parts(m.context, {.out = own, .logits = logits, .targets = targets});
-    if (m.tensor) all_gather(m.context, *m.tensor, all, own);
+    exchange(m, all.bytes(), [&](Communicator& among) { all_gather(m.context, among, all, own); });
     cross_entropy_parts(m.context, {.losses = losses,
                                     .dlogits = dlogits,
                                     .logits = logits,

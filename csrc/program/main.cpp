@@ -103,6 +103,7 @@ void describe(Log& log, const Trainer& t, bool copies_state) {
 
 void print_estimate(Log& log, Trainer& t, const PlannedDevice& device) {
     const Estimate e = estimate_step(t, device);
+    const double alone = one_device_seconds(t.options, t.tokens_per_step(), device);
     const auto ranks = static_cast<double>(t.ranks.count), tokens = static_cast<double>(t.tokens_per_step());
     const auto text = [](const char* pattern, double value) {
         char buffer[64];
@@ -115,7 +116,10 @@ void print_estimate(Log& log, Trainer& t, const PlannedDevice& device) {
               {{"GiB per device", text("%.1f", std::ldexp(static_cast<double>(e.memory), -30))},
                {"micro-batches per step", std::to_string(t.accumulation)},
                {"seconds per step", text("%.3g", e.seconds)},
+               {"waits for exchanges", text("%.3g s", e.waited)},
+               {"waits for other stages", text("%.3g s", e.idle)},
                {"tokens/s", grouped(std::llround(tokens / e.seconds))},
+               {"% of one device's, per device", text("%.1f", 100 * alone / ranks / e.seconds)},
                {"% of peak", peak == device.flops.end() ? "-" : text("%.1f", 100 * useful / peak->second)},
                {"days", text("%.3g", static_cast<double>(t.options.steps) * e.seconds / 86400)}});
     log.print(assumptions(device));

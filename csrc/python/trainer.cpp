@@ -153,13 +153,25 @@ void save_as(LockedTrainer& t, const std::string& directory) {
     save_to(t, directory);
 }
 
-py::dict plan(const Layers& layers, int64_t devices, const std::string& device, const std::string& memory) {
+Options options_of_plan(const Layers& layers, const std::string& device, const std::string& memory,
+                        int64_t per_node) {
     Options options = options_of("", layers);
     options.dry_run = true;
     options.device = device;
+    options.devices_per_node = per_node;
     for (const FlagRow& flag : flags())
         if (flag.name == "device-memory") assign(options, flag, memory, "--device-memory");
-    options = planned_options(options);
+    return planned_options(options);
+}
+
+double one_device(const Layers& layers, int64_t tokens, const std::string& device,
+                  const std::string& memory) {
+    return one_device_seconds(options_of_plan(layers, device, memory, 1), tokens, find_device(device));
+}
+
+py::dict plan(const Layers& layers, int64_t devices, const std::string& device, const std::string& memory,
+              int64_t per_node) {
+    const Options options = options_of_plan(layers, device, memory, per_node);
     const PlannedDevice planned_device = find_device(device);
     const Ranks ranks = planned_ranks(options, devices);
     Trainer t(options, {}, ranks);
@@ -172,6 +184,8 @@ py::dict plan(const Layers& layers, int64_t devices, const std::string& device, 
     d["flops"] = e.flops;
     d["moved"] = e.moved;
     d["exchanged"] = e.exchanged;
+    d["waited"] = e.waited;
+    d["idle"] = e.idle;
     d["micro_batches"] = t.accumulation;
     d["tokens_per_step"] = t.tokens_per_step();
     d["parameters"] = count_parameters(t.config);
@@ -189,8 +203,12 @@ void define_trainer(py::module_& m) {
         },
         py::arg("config"), py::arg("layers"), "The options of a run, resolved, as JSON.");
     m.def("plan", &plan, py::arg("layers"), py::arg("devices"), py::arg("device"), py::arg("memory"),
+          py::arg("per_node") = 8,
           "What a run takes on `devices` of the device, each with `memory` bytes (0: those of the table), as "
           "--dry-run says it.");
+    m.def("one_device_seconds", &one_device, py::arg("layers"), py::arg("tokens"), py::arg("device"),
+          py::arg("memory"),
+          "The estimate of a step of so many tokens on one device, whose memory is taken to suffice.");
     py::class_<LockedTrainer>(m, "Trainer")
         .def(py::init(&make_trainer), py::arg("config"), py::arg("layers"))
         .def("step", &step)

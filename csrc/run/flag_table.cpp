@@ -172,7 +172,7 @@ const Fields& fields() {
 #define LLAMAC_FLAG(member) Fields::value_type(#member, field(&Options::member))
     static const Fields all = table_of(
         LLAMAC_FLAG(config), LLAMAC_FLAG(print_config), LLAMAC_FLAG(list_kernels), LLAMAC_FLAG(dry_run),
-        LLAMAC_FLAG(device_memory), LLAMAC_FLAG(device), LLAMAC_FLAG(model), LLAMAC_FLAG(init),
+        LLAMAC_FLAG(device_memory), LLAMAC_FLAG(device), LLAMAC_FLAG(devices_per_node), LLAMAC_FLAG(model), LLAMAC_FLAG(init),
         LLAMAC_FLAG(freeze), LLAMAC_FLAG(lora), LLAMAC_FLAG(lora_alpha), LLAMAC_FLAG(lora_targets),
         LLAMAC_FLAG(frozen_dtype), LLAMAC_FLAG(train_data), LLAMAC_FLAG(val_data), LLAMAC_FLAG(tokenizer),
         LLAMAC_FLAG(document_mask), LLAMAC_FLAG(mlm_probability), LLAMAC_FLAG(mlm_whole_words),

@@ -33,6 +33,7 @@ struct Options {
     bool dry_run;
     MemorySize device_memory;
     std::string device;
+    int64_t devices_per_node;
 
     // Model
     std::string model;

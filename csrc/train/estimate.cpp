@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "core/operation.h"
+#include "model/pipeline.h"
 #include "run/toml.h"
 #include "train/memory.h"
 
@@ -60,57 +62,180 @@ struct Counter {
     static bool is_fp8(DType dtype) { return size_of(dtype) == 1; }
 };
 
-// Of the rank's stage.
-int64_t own_layers(const Trainer& t) {
-    int64_t layers = 0;
-    for (const LayerRange& chunk : t.model.parameters.layers) layers += chunk.end - chunk.first;
-    return layers;
-}
+// A step of one device, in seconds: kernels one after another, and the exchanges between them.
+struct Stage {
+    double forward = 0,
+           backward = 0;  // per micro-batch; at ZeRO 2 and 3 with the exchanges that it waits for
+    double end = 0;       // after the last micro-batch: the optimizer, and exchanges
+    double waited = 0;    // for exchanges, of all micro-batches and the end
+    double sent = 0;      // bytes
+};
 
-// Bytes that a rank sends in a step for tensor parallelism, while nothing is computed: two sums of the residual stream's size per
-// block, forward and backward.
-double bytes_over_tensor(const Trainer& t) {
+// The exchanges of one segment over the data axis (model/zero.h), in seconds.
+struct SegmentExchange {
+    double sum = 0, gather = 0;
+};
+
+// In the order of the segments.
+std::vector<SegmentExchange> segment_exchanges(const Trainer& t, const Links& links, double& sent) {
     const ModelOptions& o = t.model.options;
-    const auto ranks = static_cast<double>(o.tensor.ranks);
-    const double stream =
-        static_cast<double>(t.accumulation * o.rows() * t.config.C * size_of(o.precision.weights));
-    return 4 * static_cast<double>(own_layers(t)) * stream * 2 * (ranks - 1) / ranks;
+    const Sharding& s = o.sharding;
+    if (s.ranks == 1) return {};
+    const auto group = static_cast<double>(s.group), groups = static_cast<double>(s.groups()),
+               micro_batches = static_cast<double>(t.accumulation);
+    const Ring in_group{s.group, o.tensor.ranks}, between{s.groups(), o.tensor.ranks * s.group};
+    const auto gradient_bytes = static_cast<double>(size_of(s.sums.value_or(o.precision.gradients))),
+               weight_bytes = static_cast<double>(size_of(o.precision.weights)),
+               sums = s.shares_gradients() ? micro_batches : 1,
+               gathers = s.shares_weights() ? 2 * micro_batches : 1;
+    std::vector<SegmentExchange> found;
+    for (const Segment& segment : t.model.parameters.segments) {
+        double elements = 0;
+        for (const FlatParam& flat : segment.flat_params) elements += static_cast<double>(flat.elements());
+        if (elements == 0) continue;
+        const double gradients = elements * gradient_bytes,
+                     gathered = s.shares_states() ? elements * weight_bytes : gradients,
+                     part = (group - 1) / group, others = (groups - 1) / groups * gradients / group;
+        found.push_back({in_group.seconds(links, part * gradients) + 2 * between.seconds(links, others),
+                         in_group.seconds(links, part * gathered)});
+        sent += sums * (part * gradients + 2 * others) + gathers * part * gathered;
+    }
+    return found;
 }
 
-// Bytes that a rank between two stages sends in a step, while nothing is computed.
-double bytes_over_pipeline(const Trainer& t) {
-    const ModelOptions& o = t.model.options;
-    if (o.pipeline.ranks == 1) return 0;
-    return 2 *
-           static_cast<double>(o.chunks * t.accumulation * o.rows() * t.config.C *
-                               size_of(o.precision.weights)) /
-           static_cast<double>(o.tensor.ranks);
+// The time after kernels of `window` seconds, evenly over the segments, until exchanges have ended of which each begins when the one
+// before and the segment's kernels have.
+double exchanged_after(double window, const std::vector<double>& exchanges) {
+    double end = 0;
+    for (size_t i = 0; i < exchanges.size(); i++)
+        end = std::max(end, window * static_cast<double>(i + 1) / static_cast<double>(exchanges.size())) +
+              exchanges[i];
+    return std::max(end - window, 0.0);
 }
 
-// Likewise for context parallelism: keys and values are gathered in both passes of each block, and their gradients summed.
-double bytes_over_context(const Trainer& t) {
-    const ModelOptions& o = t.model.options;
-    const int64_t row = 2 * t.model.config.NKV * t.config.HD * size_of(o.precision.weights),
-                  others = o.context.ranks - 1;
-    return 3.0 * static_cast<double>(own_layers(t) * t.accumulation) *
-           static_cast<double>(o.rows() * row * others);
+// The same for a pass of ZeRO 3: a segment's weights are gathered while the segment before is computed, and its gradients, of a
+// backward pass, are summed while the next one is.
+double exchanged_around(double window, const std::vector<SegmentExchange>& exchanges, bool sums) {
+    const double each = window / static_cast<double>(exchanges.size());
+    double exchanged = exchanges.front().gather, gathered = exchanged, computed = 0;
+    for (size_t i = 0; i < exchanges.size(); i++) {
+        const double ready = gathered;
+        if (i + 1 < exchanges.size())
+            gathered = exchanged = std::max(exchanged, computed) + exchanges[i + 1].gather;
+        computed = std::max(computed, ready) + each;
+        if (sums) exchanged = std::max(exchanged, computed) + exchanges[i].sum;
+    }
+    return std::max(computed, exchanged) - window;
 }
 
-// Bytes that a rank sends in a step (model/zero.h): each gradient is summed, and each weight gathered, over the group.
-double exchanged_bytes(const Trainer& t) {
+// Adds what a step waits for on the data axis.
+void add_data_axis(Stage& stage, const Trainer& t, const Links& links) {
+    std::vector<SegmentExchange> all = segment_exchanges(t, links, stage.sent);
+    if (all.empty() || links.to_one == 0) return;
     const Sharding& s = t.model.options.sharding;
-    if (s.ranks == 1) return 0;
-    const auto passes = static_cast<double>(t.accumulation);
-    const double elements = static_cast<double>(t.model.parameters.trained()) /
-                            static_cast<double>(t.mesh.tensor.ranks * t.mesh.pipeline.ranks);
-    const Precision& p = t.model.options.precision;
-    const double gradients = elements * static_cast<double>(size_of(s.sums.value_or(p.gradients)));
-    const double weights = elements * static_cast<double>(size_of(p.weights));
-    const double group = static_cast<double>(s.group), part = (group - 1) / group;
-    double bytes = part * gradients * (s.shares_gradients() ? passes : 1);
-    bytes += part * (s.shares_weights() ? 2 * passes * weights : s.shares_states() ? weights : gradients);
-    const auto replicas = static_cast<double>(s.groups());
-    return bytes + 2 * (replicas - 1) / replicas * gradients / group;
+    std::vector<double> gathers, sums;
+    for (const SegmentExchange& each : all) gathers.push_back(each.gather);
+    for (auto each = all.rbegin(); each != all.rend(); ++each)
+        sums.push_back(each->sum + (s.level == 0 ? each->gather : 0));
+    const auto micro_batches = static_cast<double>(t.accumulation);
+    double forward = 0, backward = 0, end = 0;
+    if (s.shares_weights()) {
+        forward = exchanged_around(stage.forward, all, false);
+        std::reverse(all.begin(), all.end());
+        backward = exchanged_around(stage.backward, all, true);
+    } else if (s.shares_gradients()) {
+        backward = exchanged_after(stage.backward, sums);
+    } else {
+        end = exchanged_after(stage.backward, sums);
+    }
+    if (s.shares_states() && !s.shares_weights()) end += exchanged_after(stage.end, gathers);
+    stage.forward += forward;
+    stage.backward += backward;
+    stage.end += end;
+    stage.waited += micro_batches * (forward + backward) + end;
+}
+
+// Adds the messages between stages, which nothing overlaps.
+void add_pipeline_axis(Stage& stage, const Trainer& t, const Links& links) {
+    const ModelOptions& o = t.model.options;
+    if (o.pipeline.ranks == 1) return;
+    const Ring next{2, t.mesh.ranks_per_stage()};
+    const auto bytes = static_cast<double>(o.rows() * t.config.C * size_of(o.precision.weights)) /
+                       static_cast<double>(o.tensor.ranks),
+               micro_batches = static_cast<double>(t.accumulation), chunks = static_cast<double>(o.chunks);
+    const double seconds = chunks * next.seconds(links, bytes);
+    stage.forward += seconds;
+    stage.backward += seconds;
+    stage.waited += 2 * micro_batches * seconds;
+    stage.sent += 2 * micro_batches * chunks * bytes;
+}
+
+// Counts into `sum`, too.
+Stage stage_of(Trainer& t, const PlannedDevice& device, Estimate& sum) {
+    Model& m = t.model;
+    const Links& links = device.links;
+    const Ring tensor{m.options.tensor.ranks, 1}, context{m.options.context.ranks, m.options.tensor.ranks};
+    Stage stage;
+    Counter counter{device, sum};
+    const Observer observer{
+        .before = {},
+        .after_run = {},
+        .after_copy = {},
+        .planned = [&](const Call& call) { counter.add(call); },
+        .planned_exchange =
+            [&](ExchangeAxis axis, int64_t bytes) {
+                const auto sent = static_cast<double>(bytes);
+                const double seconds = (axis == ExchangeAxis::tensor ? tensor : context).seconds(links, sent);
+                sum.seconds += counter.times * seconds;
+                stage.waited += counter.times * seconds;
+                stage.sent += counter.times * sent;
+            }};
+    m.context.observer = &observer;
+    m.context.dry_run = true;
+    if (m.fp8) m.fp8->measured.assign(m.fp8->measured.size(), true);
+    const auto micro_batches = static_cast<double>(t.accumulation);
+    const auto chunks = static_cast<int64_t>(m.parameters.layers.size());
+    // The first micro-batch writes gradients, and later ones add to them.
+    for (const bool first : {true, false}) {
+        counter.times = first ? 1 : micro_batches - 1;
+        if (counter.times == 0) break;
+        const bool last = t.accumulation == 1 || !first;
+        const double begin = sum.seconds;
+        for (int64_t chunk = 0; chunk < chunks; chunk++) forward_layers(m, first, chunk);
+        const double between = sum.seconds;
+        for (int64_t chunk = chunks - 1; chunk >= 0; chunk--) backward_layers(m, first, last, chunk);
+        stage.forward += (between - begin) / micro_batches;
+        stage.backward += (sum.seconds - between) / micro_batches;
+    }
+    counter.times = 1;
+    const double begin = sum.seconds;
+    optimizer_step(m, {}, 0);
+    stage.end = sum.seconds - begin;
+    m.context.dry_run = false;
+    m.context.observer = nullptr;
+    add_data_axis(stage, t, links);
+    add_pipeline_axis(stage, t, links);
+    return stage;
+}
+
+// The first rank of each stage that has other layers than those before, and how many stages have them. Of these, it keeps the most
+// micro-batches.
+std::vector<std::pair<int64_t, int64_t>> different_stages(const Config& config, const Options& options,
+                                                          int64_t count) {
+    std::map<std::vector<int64_t>, size_t> known;
+    std::vector<std::pair<int64_t, int64_t>> found;
+    const std::vector<LayerRange> parts = parts_of(config, model_options(options, 0, count));
+    for (int64_t stage = 0; stage < options.pp; stage++) {
+        std::vector<int64_t> kind = {stage == 0, stage == options.pp - 1};
+        for (int64_t chunk = 0; chunk < options.pp_chunks; chunk++) {
+            const LayerRange& part = parts[chunk * options.pp + stage];
+            kind.push_back(part.end - part.first);
+        }
+        const auto [at, is_new] = known.try_emplace(kind, found.size());
+        if (is_new) found.emplace_back(stage * (count / options.pp), 0);
+        found[at->second].second++;
+    }
+    return found;
 }
 
 PlannedDevice::Reached reached_rates(const json& row) {
@@ -134,6 +259,18 @@ PlannedDevice::Reached reached_rates(const json& row) {
     return reached;
 }
 
+Links links_of(const json& table, const json& row) {
+    const json &network = table.at("network"), &collective = table.at("collective");
+    Links links;
+    links.to_all = 1e9 * row.at("gbps").get<double>() * row.at("links").get<double>();
+    links.to_one = row.value("switched", false) ? links.to_all : 1e9 * row.at("gbps").get<double>();
+    links.network = 1e9 * network.at("gbps").get<double>();
+    links.call = 1e-6 * collective.at("call").get<double>();
+    links.step_in_host = 1e-6 * collective.at("in_machine").get<double>();
+    links.step_between_hosts = 1e-6 * collective.at("between_machines").get<double>();
+    return links;
+}
+
 }  // namespace
 
 PlannedDevice find_device(const std::string& wanted) {
@@ -152,8 +289,7 @@ PlannedDevice find_device(const std::string& wanted) {
             device.memory = row.value("gib", int64_t{0}) << 30;
             device.memory_rate = 1e9 * row.value("gbps", 0.0);
             for (const json& link : table.at("link"))
-                if (is_of(link, name))
-                    device.link_rate = 1e9 * link.at("gbps").get<double>() * link.at("links").get<double>();
+                if (is_of(link, name)) device.links = links_of(table, link);
             for (const auto& [dtype, tflops] : row.at("tflops").items())
                 device.flops[dtype] = 1e12 * tflops.get<double>();
             for (const json& row_reached : table.at("reached"))
@@ -178,11 +314,14 @@ Options planned_options(const Options& options) {
 Ranks planned_ranks(const Options& options, int64_t count) {
     Ranks ranks;
     ranks.count = count;
-    int64_t largest = 0, found = 0;
-    for (int64_t stage = 0; options.pp > 1 && stage < options.pp; stage++) {
-        ranks.own = stage * (count / options.pp);
+    if (options.pp == 1) return ranks;
+    const Trainer first(options, {}, ranks);
+    int64_t largest = first.model.arena.bytes(), found = 0;
+    for (const auto& [rank, stages] : different_stages(first.config, options, count)) {
+        if (rank == 0) continue;
+        ranks.own = rank;
         const int64_t bytes = Trainer(options, {}, ranks).model.arena.bytes();
-        if (bytes > largest) largest = bytes, found = ranks.own;
+        if (bytes > largest) largest = bytes, found = rank;
     }
     ranks.own = found;
     return ranks;
@@ -190,9 +329,12 @@ Ranks planned_ranks(const Options& options, int64_t count) {
 
 std::string assumptions(const PlannedDevice& device) {
     const auto percent = [](double share) { return std::to_string(std::lround(100 * share)) + "% of "; };
-    const std::string exchanges =
-        device.link_rate > 0 ? "exchanges meanwhile, at " + percent(link_share) + "its links' within a host"
-                             : std::string("exchanges not counted");
+    const std::string exchanges = device.links.to_one > 0
+                                      ? "exchanges at " + percent(link_share) +
+                                            "the published rates of links and of " +
+                                            std::to_string(std::lround(8e-9 * device.links.network)) +
+                                            " Gbit/s per device between machines"
+                                      : std::string("exchanges not counted");
     const std::string start = "estimated for " + device.name + ", not measured: ";
     const std::string end = "; no validation, no checkpoints";
     if (!device.reached)
@@ -210,34 +352,53 @@ std::string assumptions(const PlannedDevice& device) {
            std::to_string(std::lround(device.reached->memory_rate / 1e9)) + " GB/s, " + exchanges + end;
 }
 
-Estimate estimate_step(Trainer& t, const PlannedDevice& device) {
-    Model& m = t.model;
+Estimate estimate_step(Trainer& t, const PlannedDevice& table) {
+    PlannedDevice device = table;
+    device.links.per_host = t.options.devices_per_node;
     Estimate sum;
-    sum.memory = m.arena.bytes() + runtime_bytes(m.options);
-    Counter counter{device, sum};
-    const Observer observer{
-        .before = {}, .after_run = {}, .after_copy = {}, .planned = [&](const Call& call) {
-            counter.add(call);
-        }};
-    m.context.observer = &observer;
-    m.context.dry_run = true;
-    if (m.fp8) m.fp8->measured.assign(m.fp8->measured.size(), true);
-    forward_backward(m, true, t.accumulation == 1);
-    counter.times = static_cast<double>(t.accumulation - 1);
-    if (t.accumulation > 1) forward_backward(m, false);
-    sum.seconds /= 1 - bubble(t.mesh.pipeline.ranks, t.accumulation, t.options.pp_chunks);
-    counter.times = 1;
-    optimizer_step(m, {}, 0);
-    m.context.dry_run = false;
-    m.context.observer = nullptr;
-    const double waited_for = bytes_over_tensor(t) + bytes_over_context(t) + bytes_over_pipeline(t),
-                 meanwhile = exchanged_bytes(t);
-    sum.exchanged = waited_for + meanwhile;
-    if (device.link_rate > 0) {
-        const double rate = link_share * device.link_rate;
-        sum.seconds = std::max(sum.seconds, meanwhile / rate) + waited_for / rate;
+    sum.memory = t.model.arena.bytes() + runtime_bytes(t.model.options);
+    const Stage own = stage_of(t, device, sum);
+    const auto micro_batches = static_cast<double>(t.accumulation),
+               chunks = static_cast<double>(t.options.pp_chunks);
+    double slowest = 0, all = 0, end = 0;
+    const auto add = [&](const Stage& stage, int64_t stages) {
+        const double pass = stage.forward + stage.backward;
+        slowest = std::max(slowest, pass);
+        all += static_cast<double>(stages) * pass;
+        end = std::max(end, stage.end);
+    };
+    if (t.options.pp == 1) add(own, 1);
+    for (const auto& [rank, stages] : t.options.pp == 1
+                                          ? std::vector<std::pair<int64_t, int64_t>>{}
+                                          : different_stages(t.config, t.options, t.ranks.count)) {
+        Ranks ranks;
+        ranks.own = rank;
+        ranks.count = t.ranks.count;
+        Estimate others;
+        add(rank == t.ranks.own
+                ? own
+                : stage_of(*std::make_unique<Trainer>(t.options, std::nullopt, ranks), device, others),
+            stages);
     }
+    // A stage waits once for each other one's part of a micro-batch: of one chunk, if it has several.
+    sum.idle = (all - slowest) / chunks;
+    sum.seconds = micro_batches * slowest + sum.idle + end;
+    sum.waited = own.waited;
+    sum.exchanged = own.sent;
     return sum;
+}
+
+double one_device_seconds(const Options& options, int64_t tokens, const PlannedDevice& device) {
+    Options one = options;
+    one.total_batch_size = tokens;
+    one.devices = one.tp = one.cp = one.pp = one.pp_chunks = 1;
+    one.zero = 1;
+    one.shard_group = 0;
+    one.recompute = {};
+    one.batch_size = 1;
+    Ranks ranks;
+    Trainer t(one, {}, ranks);
+    return estimate_step(t, device).seconds;
 }
 
 }  // namespace llamac

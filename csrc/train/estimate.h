@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "train/links.h"
 #include "train/trainer.h"
 
 namespace llamac {
@@ -28,9 +29,9 @@ struct PlannedDevice {
     std::string name;
     int64_t memory = 0;                   // bytes; 0: not in the table
     double memory_rate = 0;               // bytes per second; 0: not in the table
-    double link_rate = 0;                 // of all its links to the devices of its host; 0: not in the table
     std::map<std::string, double> flops;  // per second, of products with operands of a dtype
     std::optional<Reached> reached;
+    Links links;
 };
 
 // The first row with a name that contains `name`, in any case: "mi300x". Throws Error if there is none.
@@ -44,7 +45,7 @@ Ranks planned_ranks(const Options& options, int64_t count);
 
 // The estimate's assumptions for a device without a row of rates that it reaches: shares of the published ones, and, for all,
 // the least time of an operation. docs/training.md compares estimates with measured runs.
-constexpr double product_share = 0.65, memory_share = 0.85, link_share = 0.7, least_seconds = 5e-6;
+constexpr double product_share = 0.65, memory_share = 0.85, least_seconds = 5e-6;
 
 // Of one device.
 struct Estimate {
@@ -52,10 +53,15 @@ struct Estimate {
     double flops = 0;      // per step
     double moved = 0;      // bytes per step, of the operations that the device's memory limits
     double exchanged = 0;  // bytes per step, with other devices
-    double seconds = 0;    // of a step: operations one after another, exchanges meanwhile
+    double seconds = 0;    // of a step: operations one after another
+    double waited = 0;     // of these, for exchanges that no operation of the pass overlaps
+    double idle = 0;       // of these, for other stages of a pipeline
 };
 // plan: a trainer of a dry run.
 Estimate estimate_step(Trainer& plan, const PlannedDevice& device);
+// Seconds of a step of so many tokens on one device, whose memory is taken to suffice: micro-batches of one sequence, nothing
+// recomputed.
+double one_device_seconds(const Options& options, int64_t tokens, const PlannedDevice& device);
 // The assumptions, in one line.
 std::string assumptions(const PlannedDevice& device);
 

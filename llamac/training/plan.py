@@ -1,6 +1,7 @@
-"""`llamac plan --model MODEL --devices 8 --device mi300x` searches for the fastest flags of a training run on
-devices that this machine need not have, and --out writes them as a configuration. Nothing is measured:
-memory and time are the program's estimates, as --dry-run prints them.
+"""`llamac plan --model MODEL --devices 64 --device mi300x` searches for the fastest flags of a training run on
+devices that this machine need not have, and --out writes them as a configuration. It lists meshes (--tp, --cp,
+--pp, --zero) with the recomputation and micro-batch that are the fastest on each, the fastest mesh first. Nothing
+is measured: memory and time are the program's estimates, as --dry-run prints them.
 """
 
 import argparse
@@ -8,11 +9,11 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llamac.base.arguments import Parser, fill, table
+from llamac.base.arguments import Parser, check_least, fill, table
 from llamac.base.errors import InputError
 from llamac.base.folders import CONFIGS
 from llamac.base.native import native
@@ -29,6 +30,8 @@ STATES: dict[str, dict[str, str]] = {
 RECOMPUTE = ("none", "norm", "norm,swiglu", "norm,swiglu,qkv,attention", "block:4", "block:2", "block")
 ALIKE = 1.005  # estimates within this ratio do not tell which is faster
 MOST_DEVICES = 4096
+LISTED = 10  # meshes
+LONG = 16384  # tokens of a sequence from which context parallelism is searched for
 WIDTH = 100  # of lines of a configuration
 
 
@@ -40,56 +43,159 @@ class Plan:
     flags: dict[str, Any]
     estimate: dict[str, Any]
 
-    def order(self) -> tuple[int, int, int]:
-        recompute = RECOMPUTE.index(self.flags["recompute"])
-        return self.flags["zero"], recompute, self.estimate["memory"]
+    def order(self) -> tuple[int, ...]:
+        f = self.flags
+        return (
+            f["tp"] * f["cp"] * f["pp"],
+            f["zero"],
+            -f["shard-group"],
+            RECOMPUTE.index(f["recompute"]),
+            self.estimate["memory"],
+        )
 
     @property
     def fits(self) -> bool:
         return self.estimate["memory"] <= self.estimate["available"]
 
+    @property
+    def seconds(self) -> float:
+        return self.estimate["seconds"]
+
+
+@dataclass(frozen=True)
+class Mesh:
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+
+    @property
+    def parts(self) -> int:
+        return self.tp * self.cp * self.pp
+
+
+def powers_of_2(most: int) -> list[int]:
+    return [2**k for k in range(most.bit_length())] if most else []
+
 
 @dataclass(frozen=True)
 class Search:
-    """values: a configuration's, whose micro-batch, recomputation, states and sharding are searched for."""
+    """values: a configuration's, whose mesh, micro-batch, recomputation, states and sharding are searched for."""
 
     values: dict[str, Any]
     device: str
     memory: str
+    per_node: int = 8
 
-    def plan(self, devices: int, states: str, **flags: Any) -> Plan:
-        chosen = {"devices": devices} | STATES[states] | {k.replace("_", "-"): v for k, v in flags.items()}
+    def plan(self, devices: int, states: str, mesh: Mesh = Mesh(), **flags: Any) -> Plan:
+        chosen = {"devices": devices, "tp": mesh.tp, "cp": mesh.cp, "pp": mesh.pp, "shard-group": 0}
+        chosen |= STATES[states] | {k.replace("_", "-"): v for k, v in flags.items()}
         layers = [("", json.dumps(values)) for values in (self.values, chosen)]
-        return Plan(states, chosen, native.plan(layers, devices, self.device, self.memory))
+        found = native.plan(layers, devices, self.device, self.memory, self.per_node)
+        return Plan(states, chosen, found)
 
-    def batches(self, devices: int) -> list[int]:
+    def batches(self, devices: int, mesh: Mesh = Mesh()) -> list[int]:
+        """Sequences per micro-batch of each data-parallel rank."""
         sequences = self.values["total-batch-size"] // self.values["seq-len"]
-        return [b for b in (2**k for k in range(8)) if sequences % (b * devices) == 0]
+        ranks = devices // mesh.parts
+        return [b for b in powers_of_2(128) if sequences % (b * ranks) == 0]
 
-    def _fitting(self, devices: int, states: str) -> Iterator[Plan]:
-        """All that may be the fastest."""
-        batches = self.batches(devices)
-        for zero in (1, 2, 3) if devices > 1 else (1,):
+    def meshes(self, devices: int) -> list[Mesh]:
+        """Tensor and context parallelism stay within a node: each layer waits for their exchanges."""
+        shape = json.loads(native.model(self.values["model"], 1)[2])
+        most_tp, most_pp = (
+            min(self.per_node, devices),
+            shape.get("num_hidden_layers", shape.get("n_layer", 1)),
+        )
+        if shape["model_type"] == "bert" or self.values["frozen-dtype"] == "fp8":
+            most_tp = 1
+        if shape["model_type"] == "bert":
+            most_pp = 1
+        long = self.values["seq-len"] >= LONG and shape["model_type"] != "bert"
+        return [
+            mesh
+            for tp in powers_of_2(most_tp)
+            for cp in powers_of_2(self.per_node // tp if long else 1)
+            for pp in powers_of_2(min(most_pp, 16))
+            if devices % (mesh := Mesh(tp, cp, pp)).parts == 0 and self.batches(devices, mesh)
+        ]
+
+    def _levels(self, devices: int, mesh: Mesh) -> Iterator[tuple[int, int]]:
+        """--zero and --shard-group, the fewest exchanges first: groups of the ranks on a node beside one of all."""
+        ranks = devices // (mesh.tp * mesh.pp)
+        group = max(1, self.per_node // mesh.tp)
+        groups = (group, 0) if 1 < group < ranks and ranks % group == 0 else (0,)
+        for zero in (1, 2, 3) if ranks > 1 else (1,):
+            yield from ((zero, each) for each in groups)
+
+    def _fitting(self, devices: int, states: str, mesh: Mesh) -> Iterator[Plan]:
+        """All that may be the fastest of a mesh."""
+        batches = self.batches(devices, mesh)
+        for zero, group in self._levels(devices, mesh):
+
+            def plan(recompute: str, batch: int, zero: int = zero, group: int = group) -> Plan:
+                flags = {"batch_size": batch, "recompute": recompute, "zero": zero, "shard_group": group}
+                return self.plan(devices, states, mesh, **flags)
+
+            if not plan(RECOMPUTE[-1], batches[0]).fits:
+                continue
+            fitting = []
             for recompute in RECOMPUTE:
-                for batch in batches:
-                    found = self.plan(devices, states, batch_size=batch, recompute=recompute, zero=zero)
-                    if not found.fits:
+                if (found := plan(recompute, batches[0])).fits:
+                    fitting.append(found)
+                    if recompute == RECOMPUTE[0]:
+                        break
+            yield from fitting
+            # Larger micro-batches are fewer exchanges, and more recomputation makes room for them.
+            fastest = min(fitting, key=lambda p: p.seconds)
+            for start in [fastest] if zero < 3 else [fastest, fitting[-1]]:
+                before = start
+                for batch in batches[1:]:
+                    found = plan(start.flags["recompute"], batch)
+                    if not found.fits or found.seconds * ALIKE > before.seconds:
                         break
                     yield found
-                else:  # more recomputation, or sharding, only takes more time
-                    if recompute == RECOMPUTE[0]:
-                        return
-                    break
+                    before = found
+            if fitting[0].flags["recompute"] == RECOMPUTE[0]:
+                return  # more sharding only takes more time
 
-    def fastest(self, devices: int, states: str) -> Plan | None:
-        """Of those that are as fast, the one that shards, recomputes and takes least."""
-        found = list(self._fitting(devices, states))
-        limit = ALIKE * min((p.estimate["seconds"] for p in found), default=0)
-        fast = [p for p in found if p.estimate["seconds"] <= limit]
-        return min(fast, key=Plan.order, default=None)
+    def plans(self, devices: int, states: str, count: int = LISTED) -> list[Plan]:
+        """The fastest of each mesh that fits, the fastest `count` of them. Of meshes as fast as the fastest, the
+        first is the one that divides, shards, recomputes and takes least."""
+        # No plan of a mesh is faster than this one, whose memory may not suffice.
+        bounds = []
+        for mesh in self.meshes(devices):
+            try:
+                flags = {"recompute": RECOMPUTE[0], "zero": 1, "batch_size": self.batches(devices, mesh)[0]}
+                bounds.append((self.plan(devices, states, mesh, **flags).seconds, mesh))
+            except InputError:
+                if mesh.parts == 1:
+                    raise
+        found: list[Plan] = []
+        for bound, mesh in sorted(bounds, key=lambda each: each[0]):
+            if len(found) >= count and bound > ALIKE * sorted(p.seconds for p in found)[count - 1]:
+                break
+            fitting = list(self._fitting(devices, states, mesh))
+            limit = ALIKE * min((p.seconds for p in fitting), default=0)
+            found += sorted((p for p in fitting if p.seconds <= limit), key=Plan.order)[:1]
+        found.sort(key=lambda p: p.seconds)
+        alike = [p for p in found if p.seconds <= ALIKE * found[0].seconds]
+        return [*sorted(alike, key=Plan.order), *found[len(alike) :]][:count]
 
     def least(self, devices: int) -> Plan:
-        return self.plan(devices, list(STATES)[-1], batch_size=1, recompute="block", zero=3)
+        """Of tensor parallelism within a node and of none, as ranks that share take all else."""
+        meshes = [mesh for mesh in self.meshes(devices) if mesh.pp == mesh.cp == 1] or self.meshes(devices)
+        flags = {"recompute": "block", "zero": 3}
+        plans = [
+            self.plan(devices, list(STATES)[-1], mesh, batch_size=self.batches(devices, mesh)[0], **flags)
+            for mesh in meshes
+        ]
+        return min(plans, key=lambda p: p.estimate["memory"])
+
+    def one_device(self, states: str) -> float:
+        """Seconds per step of one device, whose memory is taken to suffice."""
+        layers = [("", json.dumps(values)) for values in (self.values, STATES[states])]
+        total = self.values["total-batch-size"]
+        return native.one_device_seconds(layers, total, self.device, self.memory)
 
 
 def tokens_of(text: str) -> int:
@@ -118,9 +224,9 @@ def base_values(args: argparse.Namespace) -> dict[str, Any]:
     if args.seq_len:
         own["seq-len"] = args.seq_len
     values = json.loads(native.options(config, [("", json.dumps(own | {"total-batch-size": 0}))]))
-    # Every device computes as many sequences.
+    # Unless the number is asked for, every device computes as many sequences.
     total = args.total_batch_size or total or values["batch-size"] * values["seq-len"]
-    unit = values["seq-len"] * args.devices
+    unit = values["seq-len"] * (1 if args.total_batch_size else args.devices)
     return values | {"batch-size": 1, "total-batch-size": -(-total // unit) * unit}
 
 
@@ -136,21 +242,32 @@ def days(seconds: float) -> str:
     return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
 
 
-def plan_table(plans: list[Plan], steps: int) -> str:
-    """A column per plan: its flags, then its estimates."""
-    columns = []
-    for plan in plans:
-        e = plan.estimate
-        columns.append({
-            **{flag: str(value) for flag, value in plan.flags.items()},
-            "GiB per device": f"{e['memory'] / 2**30:.1f}",
-            "micro-batches per step": str(e["micro_batches"]),
-            "seconds per step": f"{e['seconds']:.3g}",
-            "tokens/s": f"{e['tokens_per_step'] / e['seconds']:,.0f}",
-            "days": days(steps * e["seconds"]),
-        })  # fmt: skip
-    cells = ([name, *(column[name] for column in columns)] for name in columns[0])
-    return table(["plan", *(str(number) for number in range(1, len(plans) + 1))], 1, cells)
+def row_of(search: Search, plan: Plan, steps: int) -> dict[str, str]:
+    """A plan's flags and estimates, as texts."""
+    f, e = plan.flags, plan.estimate
+    data = f["devices"] // (f["tp"] * f["cp"] * f["pp"])
+    return {
+        "tp": str(f["tp"]),
+        "cp": str(f["cp"]),
+        "pp": str(f["pp"]),
+        "dp": str(data),
+        "zero": f"{f['zero']}" + (f" in {f['shard-group']}" if f["shard-group"] else ""),
+        "batch": str(f["batch-size"]),
+        "micro-batches": str(e["micro_batches"]),
+        "recompute": f["recompute"],
+        "GiB": f"{e['memory'] / 2**30:.1f}",
+        "s/step": f"{e['seconds']:.3g}",
+        "tokens/s": f"{e['tokens_per_step'] / e['seconds']:,.0f}",
+        "% of one": f"{100 * search.one_device(plan.states) / f['devices'] / e['seconds']:.1f}",
+        "days": days(steps * e["seconds"]),
+    }  # fmt: skip
+
+
+def plan_table(search: Search, plans: list[Plan], steps: int) -> str:
+    """A row per plan. % of one: tokens per second and device, of those of one device alone."""
+    rows = [row_of(search, plan, steps) for plan in plans]
+    heading = ["plan", *rows[0]]
+    return table(heading, 1, ([str(i), *row.values()] for i, row in enumerate(rows, 1)))
 
 
 def refuse(search: Search, devices: int) -> InputError:
@@ -166,9 +283,7 @@ def refuse(search: Search, devices: int) -> InputError:
         more *= 2
         total = search.values["total-batch-size"]
         unit = more * search.values["seq-len"]
-        larger = Search(
-            search.values | {"total-batch-size": -(-total // unit) * unit}, search.device, search.memory
-        )
+        larger = replace(search, values=search.values | {"total-batch-size": -(-total // unit) * unit})
         if larger.least(more).fits:
             return InputError(f"{said}; it fits on {more} devices: --devices {more}")
     return InputError(f"{said}; it does not fit on {MOST_DEVICES} devices either")
@@ -183,6 +298,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="number of devices [1]")
     parser.add_argument("--device", default="mi300x", help="their name, for example h200 [mi300x]")
     parser.add_argument("--device-memory", default="", metavar="SIZE", help="memory of each [the device's]")
+    parser.integer("--devices-per-node", "devices of a machine [8]", 8)
     parser.add_argument(
         "--tokens", help="training tokens, for example 100B [--config's steps, or 20 per parameter]"
     )
@@ -192,14 +308,26 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not 1 <= args.devices <= MOST_DEVICES:
         raise InputError(f"--devices: expected 1 to {MOST_DEVICES}, found {args.devices}")
+    check_least(args, devices_per_node=1)
     return args
 
 
 def main() -> None:
     args = arguments()
     values = base_values(args)
-    search = Search(values, args.device, args.device_memory)
-    plans = [plan for states in STATES if (plan := search.fastest(args.devices, states))]
+    search = Search(values, args.device, args.device_memory, args.devices_per_node)
+    if not search.meshes(args.devices):
+        sequences = values["total-batch-size"] // values["seq-len"]
+        raise InputError(
+            f"--total-batch-size: no mesh of {args.devices} devices divides {sequences} sequences"
+        )
+    plans: list[Plan] = []
+    others: list[Plan] = []  # the fastest with fewer bytes per parameter
+    for states in STATES:
+        if plans:
+            others += search.plans(args.devices, states, 1)
+        else:
+            plans = search.plans(args.devices, states)
     if not plans:
         raise refuse(search, args.devices)
     best = plans[0]
@@ -213,12 +341,15 @@ def main() -> None:
         f"{e['available'] / 2**30:.4g} GiB: {steps:,} steps of {per_step:,} tokens, {tokens:,} in all"
     )
     flags = " ".join(f"--{k} {v}" for k, v in best.flags.items())
-    print(fill(head), plan_table(plans, steps), fill(e["assumptions"]), sep="\n\n", end="\n\n")
-    print(f"the flags of plan 1:\n  {flags}")
+    print(fill(head), f"estimated, with {best.states}:", plan_table(search, plans, steps), sep="\n\n")
+    for plan in others:
+        print(f"\nestimated, the fastest with {plan.states}:\n\n{plan_table(search, [plan], steps)}")
+    print(f"\n{fill(e['assumptions'])}\n\nthe flags of plan 1:\n  {flags}")
     if args.out:
         chosen = values | best.flags | {"steps": steps}
         chosen["warmup-steps"] = min(values["warmup-steps"], steps)
-        title = f"{fill(head, WIDTH)}\n\n{plan_table([best], steps)}\n\n{fill(e['assumptions'], WIDTH)}"
+        estimate = plan_table(search, [best], steps)
+        title = f"{fill(head, WIDTH)}\n\n{estimate}\n\n{fill(e['assumptions'], WIDTH)}"
         text = toml(chosen, title.splitlines())
         try:
             Path(args.out).write_text(text, encoding="utf-8")

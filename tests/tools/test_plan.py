@@ -2,20 +2,31 @@
 the estimate behind both.
 """
 
+import itertools
 import json
 import re
+import time
 import tomllib
 
 import pytest
 from run import run_llamac
 
 from llamac.base import registry
+from llamac.base.errors import InputError
 from llamac.base.folders import CONFIGS
 from llamac.base.native import native
 from llamac.training import plan
 
 BF16 = {"dtype": "bf16", "grad-dtype": "bf16", "master-weights": "off", "optimizer-state": "bf16"}
 EIGHT = ("--model", "llama3.1-8b", "--devices", "8", "--device-memory", "192GiB")
+
+
+def first_plan(said: str) -> dict[str, str]:
+    """The first row of the table of meshes."""
+    lines = said.splitlines()
+    heading = next(i for i, line in enumerate(lines) if line.startswith("plan "))
+    names, values = (re.split(r" {2,}", line.strip()) for line in lines[heading : heading + 2])
+    return dict(zip(names, values, strict=True))
 
 
 def estimate(devices: int = 1, device: str = "h200", **values) -> dict:
@@ -36,6 +47,9 @@ EIGHT_B = {"model": "llama3.1-8b", "seq-len": 8192, "batch-size": 1, "recompute"
         (1, 15_938, BF16 | EIGHT_B | {"matmul-dtype": "fp8"}),
         (1, 9_667, EIGHT_B | {"recompute": "norm,swiglu,block:2", "dtype": "bf16"}),
         (4, 36_369, EIGHT_B | {"recompute": "block", "batch-size": 2, "zero": 3, "dtype": "bf16"}),
+        (2, 21_909, BF16 | EIGHT_B | {"recompute": "none", "zero": 1}),
+        (2, 19_651, BF16 | EIGHT_B | {"recompute": "none", "tp": 2}),
+        (2, 22_245, BF16 | EIGHT_B | {"seq-len": 4096, "pp": 2, "total-batch-size": 32768}),
     ],
 )
 def test_estimates_beside_measured_runs(devices, tokens_per_second, values):
@@ -85,19 +99,81 @@ def test_what_is_counted():
     assert [found["memory"] for found in levels] == sorted((f["memory"] for f in levels), reverse=True)
 
 
+def test_rates_of_links():
+    """A ring within a machine takes as many links as it has other devices, or a switch. A stage of another machine
+    is reached through the network."""
+    shape = BF16 | {"model": "llama3.1-8b", "batch-size": 8, "seq-len": 8192, "recompute": "none"}
+
+    def waited(device, **flags):
+        return estimate(8, device, **shape, total_batch_size=64 * 8192, **flags)["waited"]
+
+    stream = 8 * 8192 * 4096 * 2  # bytes of a micro-batch
+
+    def expected(tp, rate):
+        micro = 64 // (8 * (8 // tp))
+        exchange = 8.4e-6 + (tp - 1) * 3.4e-6 + (tp - 1) / tp * stream / (0.7 * rate)
+        return 32 * 8 * micro * exchange
+
+    for tp, rate in ((2, 64e9), (4, 3 * 64e9), (8, 7 * 64e9)):
+        assert waited("mi300x", tp=tp) == pytest.approx(expected(tp, rate), rel=0.1)
+    for tp in (2, 4, 8):
+        assert waited("h200", tp=tp) == pytest.approx(expected(tp, 450e9), rel=0.1)
+    # Of two stages on two machines and on one.
+    pair = BF16 | {"model": "llama3.1-8b", "batch-size": 1, "seq-len": 8192, "total-batch-size": 8 * 8192}
+    layers = [("", json.dumps({"sample-every": 0, "pp": 2} | pair))]
+    near, far = (native.plan(layers, 2, "h200", "", each)["waited"] for each in (8, 1))
+    bytes_sent = 2 * 8 * 8192 * 4096 * 2
+    assert far - near == pytest.approx(
+        bytes_sent / 0.7 * (1 / 50e9 - 1 / 450e9) + 16 * (9.6e-6 - 3.4e-6), rel=0.01
+    )
+
+
+def test_time_of_a_pipeline():
+    """Each stage of so many computes M micro-batches, and waits for the others once."""
+    shape = BF16 | {"model": "llama3.1-8b", "batch-size": 1, "seq-len": 4096, "recompute": "none"}
+    found = {M: estimate(4, **shape, pp=4, total_batch_size=M * 4096) for M in (8, 16, 32)}
+    each = (found[32]["seconds"] - found[16]["seconds"]) / 16
+    assert (found[16]["seconds"] - found[8]["seconds"]) / 8 == pytest.approx(each, rel=0.01)
+    assert 2.5 * each < found[8]["idle"] <= 3 * each
+    assert found[8]["idle"] == pytest.approx(found[32]["idle"], rel=0.02)
+    chunks = estimate(4, **shape, pp=4, pp_chunks=2, total_batch_size=8 * 4096)
+    assert chunks["idle"] == pytest.approx(found[8]["idle"] / 2, rel=0.15)
+
+
+def test_exchanges_that_a_step_waits_for():
+    """Level 2 sums after each micro-batch, level 1 after the last one. At level 3, a small model waits less for
+    groups of a machine than for one of all."""
+    shape = {"model": "llama3.1-8b", "seq-len": 8192, "batch-size": 1, "dtype": "bf16", "recompute": "block"}
+    total = {"total-batch-size": 2 * 64 * 8192}
+    waited = [estimate(64, "mi300x", **shape, **total, zero=zero)["waited"] for zero in (1, 2)]
+    assert 0 < waited[0] < waited[1]
+    small = shape | {"model": "llama3.2-1b", "seq-len": 1024, "total-batch-size": 2 * 64 * 1024}
+    whole, group = (estimate(64, "mi300x", **small, zero=3, shard_group=g)["waited"] for g in (64, 8))
+    assert 0 < group < whole
+
+
 @pytest.mark.program
 def test_a_plan_is_a_configuration(train, tmp_path):
     """For eight devices, without data; --dry-run finds the same figures of it."""
     config = tmp_path / "plan.toml"
     said = run_llamac("plan", *EIGHT, "--tokens", "100B", "--out", config).stdout
-    first = dict(re.findall(r"^(\S.*?) {2,}(\S+)", said, re.MULTILINE))  # the first plan's column
+    first = first_plan(said)
     assert "estimated for AMD Instinct MI300X, not measured" in said and "100,000" in said
     values = tomllib.loads(config.read_text())
     assert values["devices"] == 8 and values["steps"] * values["total-batch-size"] >= 100e9
     found = train("--config", config, "--dry-run", "--device", "mi300x", "--device-memory", "192GiB").stdout
-    names = ("batch-size", "GiB per device", "micro-batches per step", "tokens/s", "days")
-    same = {name: first[name] for name in names} | {"computes on": "8 x AMD Instinct MI300X of 192 GiB"}
-    assert first["plan"] == "1" and first["optimizer-state"] == "f32"
+    names = {
+        "batch-size": "batch",
+        "GiB per device": "GiB",
+        "micro-batches per step": "micro-batches",
+        "seconds per step": "s/step",
+        "tokens/s": "tokens/s",
+        "% of one device's, per device": "% of one",
+        "days": "days",
+    }
+    same = {name: first[column] for name, column in names.items()}
+    same |= {"computes on": "8 x AMD Instinct MI300X of 192 GiB"}
+    assert "optimizer-state" not in values and "estimated, with f32 weights, gradients, moments" in said
     for name, value in same.items():
         assert re.search(rf"  {re.escape(name)} +{re.escape(value)}(  |$)", found, re.MULTILINE), (
             name,
@@ -129,12 +205,45 @@ def test_a_dry_run_needs_no_files(train, tmp_path):
 def test_a_smaller_device_recomputes_or_shards_more():
     """The flags that fit take more time, never less memory than there is; no faster flags fit."""
     search = plan.Search(plan.base_values(plan.arguments(["--model", "llama3.1-8b"])), "h200", "80GiB")
-    best = search.fastest(8, "f32 weights, gradients, moments")
+    best = search.plans(8, "f32 weights, gradients, moments")[0]
     assert best.fits and best.flags["zero"] > 1
     for zero in (1, 2, 3):
         for recompute in plan.RECOMPUTE:
             other = search.plan(8, best.states, batch_size=1, recompute=recompute, zero=zero)
             assert not other.fits or other.estimate["seconds"] >= best.estimate["seconds"] / plan.ALIKE
+
+
+@pytest.mark.parametrize("model, devices, seq_len", [("llama3.1-70b", 16, 8192), ("llama3.1-8b", 8, 131072)])
+def test_meshes_that_fit(model, devices, seq_len):
+    """The listed meshes are in order, fit, and no other mesh is faster."""
+    arguments = ["--model", model, "--devices", str(devices), "--seq-len", str(seq_len)]
+    arguments += ["--total-batch-size", str(devices * seq_len)]
+    search = plan.Search(plan.base_values(plan.arguments(arguments)), "mi300x", "")
+    states = list(plan.STATES)[0]
+    listed = search.plans(devices, states)
+    assert all(found.fits for found in listed)
+    seconds = [found.seconds for found in listed]
+    assert all(a <= plan.ALIKE * b for a, b in itertools.pairwise(seconds))
+    meshes = search.meshes(devices)
+    assert {mesh.tp for mesh in meshes} >= {1, 2, 4, 8} and {mesh.pp for mesh in meshes} >= {1, 2, 4, 8}
+    assert {mesh.cp for mesh in meshes} == ({1, 2, 4, 8} if seq_len > 8192 else {1})
+    for mesh in meshes:
+        for zero in (1, 3):
+            try:
+                other = search.plan(devices, states, mesh, batch_size=1, recompute="norm,swiglu", zero=zero)
+            except InputError:
+                continue
+            assert not other.fits or other.seconds >= seconds[0] / plan.ALIKE
+
+
+def test_a_search_is_quick():
+    """Of the largest model and the most devices, in seconds of one core."""
+    begin = time.process_time()
+    search = plan.Search(
+        plan.base_values(plan.arguments(["--model", "llama3.1-405b", "--devices", "512"])), "mi300x", ""
+    )
+    assert search.plans(512, list(plan.STATES)[0])
+    assert time.process_time() - begin < 10
 
 
 def test_a_model_that_does_not_fit_says_where_it_does():
@@ -155,6 +264,8 @@ def test_a_model_that_does_not_fit_says_where_it_does():
         (["--tokens", "many"], "--tokens: expected a number such as 300M, 100B or 15T, found 'many'"),
         (["--devices", "0"], "--devices: expected 1 to 4096, found 0"),
         (["--device-memory", "192"], "--device-memory: expected a size in MiB or GiB"),
+        (["--devices-per-node", "0"], "--devices-per-node: expected at least 1, found 0"),
+        (["--devices", "7", "--total-batch-size", "24576"], "no mesh of 7 devices divides 3 sequences"),
         (["--seq-len", "1000000"], "--seq-len 1000000: the model's longest sequence"),
         (["--out", "/none/plan.toml"], "/none/plan.toml: No such file"),
     ],

@@ -221,6 +221,7 @@ PARAMETERS = {  # as published with the models
     "llama3.2-1b": 1_235_814_400,
     "llama3.1-8b": 8_030_261_248,
     "llama3.1-70b": 70_553_706_496,
+    "llama3.1-405b": 405_853_388_800,
     "gpt2-125m": 124_439_808,
     "gpt2-1.5b": 1_557_611_200,
     "bert-base": 109_514_298,  # without pooler and next-sentence head
