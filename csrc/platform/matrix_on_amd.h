@@ -91,6 +91,22 @@ __device__ void load_words(uint32_t (&out)[n], const char* uniform, uint32_t off
 inline __device__ void wait_for_loads() {
     __builtin_amdgcn_s_waitcnt(0x0f70);  // vmcnt(0) alone
 }
+// Words of memory that several blocks access at a time, each in one piece, without an order. wait_for_memory(): this wave's
+// accesses before it are over; a barrier and a store_word() after it tell other blocks so.
+template <class W>
+__device__ W load_word(const W* p) {
+    return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+template <class W>
+__device__ void store_word(W* p, W x) {
+    __hip_atomic_store(p, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+inline __device__ void add_word(float* p, float x) {
+    unsafeAtomicAdd(p, x);
+}
+inline __device__ void wait_for_memory() {
+    asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+}
 // Of this wave among those of its SIMD, 0 to 3: around MFMAs, so that a wave that has its operands goes first.
 template <int priority>
 __device__ void set_priority() {

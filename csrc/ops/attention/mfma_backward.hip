@@ -1,12 +1,11 @@
-// Attention backward for CDNA3 (MI300X), variant `mfma` of attention.hip: the two kernels of `flash` (flash_backward.hip), causal
-// and without other masks, but
+// Attention backward for CDNA3 (MI300X), variant `mfma` of attention.hip, causal and without other masks: five products in one
+// pass. A block owns 128 keys, each of its warps 16 of them, and walks over the queries that see them:
 //
-//   - what a product sums over the rows of is transposed on its way to LDS, once per block: k for the queries' kernel, q and
-//     dout for the keys' kernel, which have them as rows, too
+//   - q and dout are transposed on their way to LDS, once per block, beside their rows; k, once, in registers
+//   - ds goes through LDS to the warps that multiply it with k, each for 16 elements of dq
+//   - blocks add to dq in memory in turns, in the order of their keys, so every sum has the same order in every run
 //   - reads of LDS are issued ahead of their products, in an order that is given
 //   - p and ds are cut instead of rounded (mfma.h)
-//
-// Every sum is one warp's own, in the same order in every run.
 #include "ops/attention/mfma.h"
 
 #if defined(LLAMAC_MFMA)
@@ -23,62 +22,88 @@ struct MfmaWalk {
     static constexpr int ahead = row_tiles == 1 ? 4 : 3;  // reads of LDS, before their products
     static constexpr int row_bytes = rows * HD * 2, step_bytes = step * HD * 2;
 };
-// k, v, and the columns of k.
-template <int HD>
-struct MfmaQueries : MfmaWalk<HD, 4, 2> {
-    using Base = MfmaWalk<HD, 4, 2>;
-    static constexpr int shared_bytes =
-        Base::row_bytes > 3 * Base::step_bytes ? Base::row_bytes : 3 * Base::step_bytes;
-};
-// Two stages of q, dout and their columns: one is filled while the other is used.
+// q, dout and their columns, of one step; and ds, whose rows are queries and whose columns are the block's keys.
 template <int HD>
 struct MfmaKeys : MfmaWalk<HD, 8, 1> {
     using Base = MfmaWalk<HD, 8, 1>;
-    static constexpr int stage_bytes = 4 * Base::step_bytes;
-    static constexpr int shared_bytes = 2 * stage_bytes;
+    // A warp adds to dq of 16 elements of 32 queries of the step: accumulators, in the order in which its lanes have them.
+    static constexpr int dq_tiles = 2, dq_floats = dq_tiles * 256;
+    static_assert(8 * dq_floats == Base::step * HD);
+    static constexpr int ds_at = 4 * Base::step_bytes;
+    static constexpr int shared_bytes = ds_at + Base::step * Base::rows * 2;
     static_assert(Base::row_bytes <= shared_bytes);
 };
 
 // Of each query: p = 2^(c s + shift), c = scale * log2 e, and ds = p (dp + minus_delta); both f32[B,NH,T], with T rounded up to
-// whole steps. Queries that do not exist get p = 0.
-struct MfmaStatistics {
-    float *shift, *minus_delta;
+// whole steps. Queries that do not exist get p = 0. sums: dq / scale, f32[B,NH,T,HD] in the order of MfmaKeys. turns: how many
+// blocks have added to a step of a head. begun: how many blocks have begun, per XCD.
+struct MfmaWorkspace {
+    float *shift, *minus_delta, *sums;
+    int *turns, *begun;
     int64_t time;
 
-    MfmaStatistics(void* workspace, int64_t B, int64_t NH, int64_t T)
-        : shift(static_cast<float*>(workspace)), minus_delta(shift + B * NH * padded(T)), time(padded(T)) {}
+    MfmaWorkspace(void* workspace, int64_t B, int64_t NH, int64_t T, int64_t HD)
+        : shift(static_cast<float*>(workspace)),
+          minus_delta(shift + B * NH * padded(T)),
+          sums(minus_delta + B * NH * padded(T)),
+          turns(reinterpret_cast<int*>(sums + B * NH * padded(T) * HD)),
+          begun(turns + B * NH * padded(T) / least_step),
+          time(padded(T)) {}
+    static constexpr int least_step = 32, counters = 8;  // of the device that has most XCDs: the host does not know xcds
     static int64_t padded(int64_t T) { return (T + 63) / 64 * 64; }
+    static int64_t bytes(int64_t B, int64_t NH, int64_t T, int64_t HD) {
+        return B * NH * padded(T) * (2 + HD) * 4 + (B * NH * padded(T) / least_step + counters) * 4;
+    }
 };
 
+// Also clears the counters.
 template <class E, int HD>
 __global__ void __launch_bounds__(256)
-    attention_backward_mfma_kernel_statistics(MfmaStatistics statistics, View<const E, 4> dout,
+    attention_backward_mfma_kernel_statistics(MfmaWorkspace work, View<const E, 4> dout,
                                               View<const E, 4> out, View<const float, 3> lse) {
     constexpr int lanes = HD / vector_size<E>;
     const int64_t time = out.shape[1], heads = out.shape[2];
-    const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / lanes;  // of [B,NH,T]
-    const int64_t b = i / statistics.time / heads, h = i / statistics.time % heads, t = i % statistics.time;
+    const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    const int64_t i = thread / lanes;  // of [B,NH,T]
+    const int64_t b = i / work.time / heads, h = i / work.time % heads, t = i % work.time;
     const bool inside = b < out.shape[0] && t < time;
     const float delta = row_delta<HD>(dout, out, b, t, h, inside);
     if (b < out.shape[0] && static_cast<int>(threadIdx.x) % lanes == 0) {
-        statistics.shift[i] = inside ? raised<E> - lse(b, h, t) * log2_e : -INFINITY;
-        statistics.minus_delta[i] = inside ? -delta : 0;
+        work.shift[i] = inside ? raised<E> - lse(b, h, t) * log2_e : -INFINITY;
+        work.minus_delta[i] = inside ? -delta : 0;
     }
+    if (thread < work.begun + MfmaWorkspace::counters - work.turns) work.turns[thread] = 0;
 }
 
 using T = Tile<16>;
 
-// The rows that the block owns, taken by its warps; the place is free afterwards.
+// The rows that the block owns come to LDS.
 template <class C, class E, int HD = C::HD>
-__device__ void take_rows(WarpRows<T, HD, C::row_tiles, true>& rows, const E* from, int64_t stride,
-                          int valid) {
+__device__ SharedTile<HD> copy_rows(const E* from, int64_t stride, int valid) {
     const SharedTile<HD> shared{dynamic_shared_memory()};
     TileCopy<C::rows, HD, C::threads> copy;
     copy.begin(shared, from, stride, valid);
     copy.end();
     __syncthreads();
-    rows.take(shared, warp_index() * C::warp_tile_rows);
-    __syncthreads();
+    return shared;
+}
+
+// Rows of the transposed operand: column + T::row() of the tile, all its rows as k, in the order of load_rows<Order::any>.
+template <int count, int HD>
+__device__ void take_column(T::Operand (&out)[count], SharedTile<HD> from, int column) {
+    column += T::row();
+#pragma unroll
+    for (int j = 0; j < count; j++)
+#pragma unroll
+        for (int w = 0; w < 2; w++) {
+            uint32_t half[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int row = j / 2 * 32 + 8 * T::group() + j % 2 * 4 + 2 * w + i;
+                half[i] = *reinterpret_cast<const uint16_t*>(from.at(row, column / 8) + column % 8 * 2);
+            }
+            out[j].words[0][w] = lower_halves(half[0], half[1]);
+        }
 }
 
 // A sum of a block's rows, scaled, rounded and stored. All warps are done with LDS, and are again after it.
@@ -100,182 +125,192 @@ __device__ void store_sum(E* to, int64_t stride, T::Accumulator (&sum)[C::row_ti
     __syncthreads();
 }
 
-template <class E, int HD>
-__global__ void __launch_bounds__(MfmaQueries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_backward_mfma_kernel_queries(View<E, 4> dq, View<const E, 4> dout, MfmaStatistics statistics,
-                                           View<const E, 4> q, View<const E, 4> k, View<const E, 4> v,
-                                           float scale) {
-    using C = MfmaQueries<HD>;
-    const int time = static_cast<int>(q.shape[1]), blocks = (time + C::rows - 1) / C::rows;
-    const BlockTile tile = uniform_block_tile(blocks, static_cast<int>(q.shape[2]));
-    const int64_t key_head =
-        warp_uniform(static_cast<int>(tile.head) / static_cast<int>(q.shape[2] / k.shape[2]));
-    const int first = (blocks - 1 - static_cast<int>(tile.block)) * C::rows;  // more keys come first
-    const int row = first + warp_uniform(warp_index()) * C::warp_tile_rows,
-              thread = static_cast<int>(threadIdx.x);
-    const SharedTile<HD> shared_k{dynamic_shared_memory()}, shared_v{shared_k.data + C::step_bytes};
-    const ColumnTile<C::step, HD> columns_k{shared_v.data + C::step_bytes};
-
-    WarpRows<T, HD, C::row_tiles, true> rows_q, rows_dout;
-    take_rows<C>(rows_q, row_of(q, tile.batch, first, tile.head), q.stride[1], time - first);
-    take_rows<C>(rows_dout, row_of(dout, tile.batch, first, tile.head), dout.stride[1], time - first);
-    float shift[C::row_tiles], minus_delta[C::row_tiles];
-#pragma unroll
-    for (int r = 0; r < C::row_tiles; r++) {
-        const int t = row + r * 16 + T::row();
-        const int64_t at = (tile.batch * q.shape[2] + tile.head) * statistics.time + t;
-        shift[r] = t < time ? statistics.shift[at] : -INFINITY;
-        minus_delta[r] = t < time ? statistics.minus_delta[at] : 0;
-    }
-    T::Accumulator sum[C::row_tiles][C::head_tiles] = {};
-
-    const int end = smaller(time, first + C::rows);
-    const int k_pitch = static_cast<int>(k.stride[1]) * 2, v_pitch = static_cast<int>(v.stride[1]) * 2;
-    const char* next_k = reinterpret_cast<const char*>(row_of(k, tile.batch, 0, key_head));
-    const char* next_v = reinterpret_cast<const char*>(row_of(v, tile.batch, 0, key_head));
-    RowsCopy<C::step, HD, C::threads> copy_k, copy_v;
-    ColumnsCopy<C::step, HD, C::threads> copy_columns;
-    const int kept = columns_k.offset(T::row(), T::group());
-    copy_k.begin(next_k, k_pitch, time);
-    copy_v.begin(next_v, v_pitch, time);
-    for (int s0 = 0; s0 < end; s0 += C::step) {
-        const bool any = s0 < row + C::warp_tile_rows;
-        copy_k.end(shared_k);
-        copy_v.end(shared_v);
-        __syncthreads();  // and the last step's columns are read
-        copy_columns.begin(next_k, k_pitch, time - s0, thread);
-        next_k += C::step * k_pitch, next_v += C::step * v_pitch;
-        if (s0 + C::step < end) {
-            copy_k.begin(next_k, k_pitch, time - s0 - C::step);
-            copy_v.begin(next_v, v_pitch, time - s0 - C::step);
-        }
-        T::Operand ds[C::row_tiles][C::part_tiles];
-        if (any) {
-            T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
-            add_product<E, C::ahead>(p, rows_q, shared_k);
-            add_product<E, C::ahead>(dp, rows_dout, shared_v);
-            if (s0 + C::step - 1 > row) mask<T, Masked::columns_after>(p, s0 - row);
-#pragma unroll
-            for (int r = 0; r < C::row_tiles; r++)
-#pragma unroll
-                for (int n = 0; n < C::part_tiles; n++)
-#pragma unroll
-                    for (int w = 0; w < 2; w++) {
-                        const float *const x = p[r][n].x + 2 * w, *const d = dp[r][n].x + 2 * w;
-                        const Pair exponent = Pair{x[0], x[1]} * (scale * log2_e) + shift[r];
-                        const Pair share{fast_exp2(exponent[0]), fast_exp2(exponent[1])};
-                        ds[r][n].words[0][w] = cut<E>(share * (Pair{d[0], d[1]} + minus_delta[r]));
-                    }
-        }
-        copy_columns.end(columns_k, thread);
-        __syncthreads();  // and k and v are read
-        if (any) add_product<E, C::ahead>(sum, ds, columns_k, kept);
+// Blocks in the order in which they begin: a block waits for those before it alone. Of an XCD's heads where it gets whole heads.
+__device__ inline BlockTile begun_block_tile(int* begun, int blocks, int heads) {
+    int* const shared = reinterpret_cast<int*>(dynamic_shared_memory());
+    const int count = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+    const bool whole = count / blocks % xcds == 0;
+    if (threadIdx.x == 0) {
+        const int number = atomicAdd(begun + (whole ? block % xcds : 0), 1);
+        *shared = whole ? number * xcds + block % xcds : number;
     }
     __syncthreads();
-    store_sum<C>(row_of(dq, tile.batch, first, tile.head), dq.stride[1], sum, scale, time - first);
+    const BlockTile tile = block_tile_of<int>(blocks, heads, warp_uniform(*shared), count);
+    __syncthreads();
+    const auto uniform = [](int64_t x) { return int64_t{warp_uniform(static_cast<int>(x))}; };
+    return {uniform(tile.batch), uniform(tile.head), uniform(tile.block)};
 }
 
 template <class E, int HD>
 __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_backward_mfma_kernel_keys(View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
-                                        MfmaStatistics statistics, View<const E, 4> q, View<const E, 4> k,
-                                        View<const E, 4> v, float scale) {
+    attention_backward_mfma_kernel(View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout, MfmaWorkspace work,
+                                   View<const E, 4> q, View<const E, 4> k, View<const E, 4> v, float scale) {
     using C = MfmaKeys<HD>;
-    constexpr int half = C::threads / 2;
+    constexpr int half = C::threads / 2, parts = HD / 16;
     const int time = static_cast<int>(q.shape[1]), heads = static_cast<int>(k.shape[2]),
               group = static_cast<int>(q.shape[2]) / heads;
-    const BlockTile tile = uniform_block_tile((time + C::rows - 1) / C::rows, heads);
-    const int first = static_cast<int>(tile.block) * C::rows;  // more queries come first
+    const BlockTile tile = begun_block_tile(work.begun, (time + C::rows - 1) / C::rows, heads);
+    const int block = static_cast<int>(tile.block), first = block * C::rows;  // more queries come first
     const int warp = warp_uniform(warp_index()), row = first + warp * C::warp_tile_rows;
     const int thread = static_cast<int>(threadIdx.x);
 
     WarpRows<T, HD, C::row_tiles, true> rows_k, rows_v;
-    take_rows<C>(rows_k, row_of(k, tile.batch, first, tile.head), k.stride[1], time - first);
-    take_rows<C>(rows_v, row_of(v, tile.batch, first, tile.head), v.stride[1], time - first);
+    T::Operand column_k[C::rows / 16];
+    {
+        const SharedTile<HD> shared =
+            copy_rows<C>(row_of(k, tile.batch, first, tile.head), k.stride[1], time - first);
+        rows_k.take(shared, warp * C::warp_tile_rows);
+        take_column(column_k, shared, warp % parts * 16);
+        __syncthreads();
+        copy_rows<C>(row_of(v, tile.batch, first, tile.head), v.stride[1], time - first);
+        rows_v.take(shared, warp * C::warp_tile_rows);
+        __syncthreads();
+    }
     T::Accumulator sum_k[C::row_tiles][C::head_tiles] = {}, sum_v[C::row_tiles][C::head_tiles] = {};
 
+    char* const shared = dynamic_shared_memory();
+    const SharedTile<HD> shared_q{shared}, shared_dout{shared + C::step_bytes};
+    const ColumnTile<C::step, HD> columns_q{shared + 2 * C::step_bytes},
+        columns_dout{shared + 3 * C::step_bytes};
+    const SharedTile<C::rows> shared_ds{shared + C::ds_at};
     // Half of the block's warps transpose q, the others dout.
     const bool of_dout = warp >= half / 64;
     const int q_pitch = static_cast<int>(q.stride[1]) * 2, dout_pitch = static_cast<int>(dout.stride[1]) * 2;
     RowsCopy<C::step, HD, C::threads> copy_q, copy_dout;
     ColumnsCopy<C::step, HD, half> copy_columns;
     const int kept = ColumnTile<C::step, HD>::offset(T::row(), T::group());
-    // The queries of a step: from t0 on, of a head of the group. They follow one another through all its heads.
-    const int start = first / C::step * C::step;
-    const char *next_q, *next_dout, *next_shift, *next_delta;
+    const int own_key = warp * C::warp_tile_rows + T::row();
+    // The queries of a step: from t0 on, of a head of the group. Steps go from the last queries to the first, so that blocks that
+    // begin one after the other can add to dq in their order, through all heads of the group.
+    const int start = first / C::step * C::step, last = (time - 1) / C::step * C::step;
+    const char *next_q, *next_dout;
     const auto begin_head = [&](int head) {
         const int64_t query_head = tile.head * group + head;
-        next_q = reinterpret_cast<const char*>(row_of(q, tile.batch, start, query_head));
-        next_dout = reinterpret_cast<const char*>(row_of(dout, tile.batch, start, query_head));
-        const int64_t at = (tile.batch * q.shape[2] + query_head) * statistics.time + start;
-        next_shift = reinterpret_cast<const char*>(statistics.shift + at);
-        next_delta = reinterpret_cast<const char*>(statistics.minus_delta + at);
+        next_q = reinterpret_cast<const char*>(row_of(q, tile.batch, last, query_head));
+        next_dout = reinterpret_cast<const char*>(row_of(dout, tile.batch, last, query_head));
     };
-    const auto begin_step = [&](int t0) {
+    const auto begin_rows = [&](int t0) {
         copy_q.begin(next_q, q_pitch, time - t0);
         copy_dout.begin(next_dout, dout_pitch, time - t0);
+    };
+    const auto begin_columns = [&](int t0) {
         copy_columns.begin(of_dout ? next_dout : next_q, of_dout ? dout_pitch : q_pitch, time - t0,
                            thread % half);
-        next_q += C::step * q_pitch, next_dout += C::step * dout_pitch;
-        next_shift += C::step * 4, next_delta += C::step * 4;
     };
     const auto pair = [](const uint32_t* bits) {
         return Pair{__uint_as_float(bits[0]), __uint_as_float(bits[1])};
     };
     begin_head(0);
-    begin_step(start);
-    int stage = 0;
-    for (int head = 0, t0 = start; head < group;) {
-        char* const shared = dynamic_shared_memory() + stage;
-        const char *const this_shift = next_shift - C::step * 4, *const this_delta = next_delta - C::step * 4;
-        const SharedTile<HD> shared_q{shared}, shared_dout{shared + C::step_bytes};
-        const ColumnTile<C::step, HD> columns_q{shared + 2 * C::step_bytes},
-            columns_dout{shared + 3 * C::step_bytes};
+    begin_rows(last);
+    begin_columns(last);
+    int64_t added = -1;  // the turn of the sums on their way
+    for (int head = 0, t0 = last; head < group;) {
         copy_q.end(shared_q);
         copy_dout.end(shared_dout);
-        copy_columns.end(of_dout ? columns_dout : columns_q, thread % half);
-        __syncthreads();  // and the other stage is read
-        stage = C::stage_bytes - stage;
+        __syncthreads();  // and the last step's columns and ds are read
+        const int64_t at = (tile.batch * q.shape[2] + tile.head * group + head) * work.time + t0;
+        const int* const turn = work.turns + at / C::step;
+        float* const sums = work.sums + at * HD + warp * C::dq_floats;
+        int now = load_word(turn);
         // Of the queries of this lane's columns.
         uint32_t shift[C::part_tiles][T::elements], minus_delta[C::part_tiles][T::elements];
         const int columns = optimization_barrier(T::column(0) * 4);
 #pragma unroll
         for (int n = 0; n < C::part_tiles; n++) {
-            load_words(shift[n], this_shift + n * 64, columns);
-            load_words(minus_delta[n], this_delta + n * 64, columns);
+            load_words(shift[n], reinterpret_cast<const char*>(work.shift + at) + n * 64, columns);
+            load_words(minus_delta[n], reinterpret_cast<const char*>(work.minus_delta + at) + n * 64, columns);
         }
         const int query = t0;
-        const bool last = t0 + C::step >= time;
-        t0 = last ? start : t0 + C::step, head += last;
+        const bool ends = t0 == start;
+        t0 = ends ? last : t0 - C::step, head += ends;
         if (head < group) {
-            if (last) begin_head(head);
-            begin_step(t0);
+            if (ends)
+                begin_head(head);
+            else
+                next_q -= C::step * q_pitch, next_dout -= C::step * dout_pitch;
+            begin_rows(t0);
         }
-        if (query + C::step <= row) continue;  // all before the warp's keys
 
-        T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
+        T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles];
         T::Operand shares[C::row_tiles][C::part_tiles], ds[C::row_tiles][C::part_tiles];
         add_product<E, C::ahead>(p, rows_k, shared_q);
+#pragma unroll
+        for (int n = 0; n < C::part_tiles; n++)
+#pragma unroll
+            for (int i = 0; i < T::elements; i++) dp[0][n].x[i] = __uint_as_float(minus_delta[n][i]);
         add_product<E, C::ahead>(dp, rows_v, shared_dout);
         if (query - row < C::warp_tile_rows - 1) mask<T, Masked::columns_before>(p, query - row);
 #pragma unroll
-        for (int r = 0; r < C::row_tiles; r++)
+        for (int n = 0; n < C::part_tiles; n++)
 #pragma unroll
-            for (int n = 0; n < C::part_tiles; n++)
+            for (int w = 0; w < 2; w++) {
+                const float *const x = p[0][n].x + 2 * w, *const d = dp[0][n].x + 2 * w;
+                const Pair exponent = Pair{x[0], x[1]} * (scale * log2_e) + pair(shift[n] + 2 * w);
+                const Pair share{fast_exp2(exponent[0]), fast_exp2(exponent[1])};
+                shares[0][n].words[0][w] = cut<E>(share);
+                const uint32_t bits = cut<E>(share * Pair{d[0], d[1]});
+                ds[0][n].words[0][w] = bits;
 #pragma unroll
-                for (int w = 0; w < 2; w++) {
-                    const float *const x = p[r][n].x + 2 * w, *const d = dp[r][n].x + 2 * w;
-                    const Pair exponent = Pair{x[0], x[1]} * (scale * log2_e) + pair(shift[n] + 2 * w);
-                    const Pair share{fast_exp2(exponent[0]), fast_exp2(exponent[1])};
-                    shares[r][n].words[0][w] = cut<E>(share);
-                    ds[r][n].words[0][w] = cut<E>(share * (Pair{d[0], d[1]} + pair(minus_delta[n] + 2 * w)));
-                }
+                for (int i = 0; i < 2; i++)
+                    *reinterpret_cast<uint16_t*>(
+                        shared_ds.at(n * 16 + T::column(2 * w + i), own_key / 8) + own_key % 8 * 2) =
+                        static_cast<uint16_t>(bits >> 16 * i);
+            }
+        copy_columns.end(of_dout ? columns_dout : columns_q, thread % half);
+        wait_for_memory();
+        __syncthreads();  // and q and dout are read, the last step's sums are added
+        if (added >= 0 && thread == 0) store_word(work.turns + added, block + 1);
+        added = at / C::step;
         add_product<E, C::ahead>(sum_v, shares, columns_dout, kept);
         add_product<E, C::ahead>(sum_k, ds, columns_q, kept);
+        T::Accumulator dq[C::dq_tiles] = {};
+        products_with_reads<C::dq_tiles * C::rows / 32, C::ahead>(
+            [&](T::Operand(&rows)[2], int i) {
+                T::load_rows<Order::any>(rows, shared_ds, (warp / parts * 2 + i % 2) * 16, i / 2 * 32);
+            },
+            [&](int i, const T::Operand(&rows)[2]) {
+#pragma unroll
+                for (int h = 0; h < 2; h++) T::multiply<E>(dq[i % 2], column_k[i / 2 * 2 + h], rows[h]);
+            });
+        while (now != block) now = load_word(turn);
+        const auto on_sums = [&](auto f) {
+#pragma unroll
+            for (int n = 0; n < C::dq_tiles; n++)
+#pragma unroll
+                for (int i = 0; i < T::elements; i++)
+                    f(sums + (n * T::elements + i) * 64 + lane_index(), dq[n].x[i]);
+        };
+        if (block == 0)
+            on_sums([](float* to, float x) { store_word(to, x); });
+        else
+            on_sums([](float* to, float x) { add_word(to, x); });
+        if (head < group) begin_columns(t0);
     }
+    wait_for_memory();
     __syncthreads();
+    if (thread == 0) store_word(work.turns + added, block + 1);
     store_sum<C>(row_of(dk, tile.batch, first, tile.head), dk.stride[1], sum_k, scale, time - first);
     store_sum<C>(row_of(dv, tile.batch, first, tile.head), dv.stride[1], sum_v, 1, time - first);
+}
+
+// dq from its sums, scaled and rounded: a thread has eight elements.
+template <class E, int HD>
+__global__ void __launch_bounds__(256)
+    attention_backward_mfma_kernel_round(View<E, 4> dq, const float* sums, int64_t padded, float scale) {
+    using C = MfmaKeys<HD>;
+    constexpr int vectors = HD / 8;
+    const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, i = thread / vectors;
+    const int d = static_cast<int>(thread % vectors) * 8, query = static_cast<int>(i % C::step);
+    const int64_t b = i / padded / dq.shape[2], h = i / padded % dq.shape[2], t = i % padded;
+    if (b >= dq.shape[0] || t >= dq.shape[1]) return;
+    const int part = query / 32 * (HD / 16) + d / 16, tile = query % 32 / 16 * 4 + query % 4,
+              lane = query % 16 / 4 * 16 + d % 16;
+    const float* const from = sums + (i - query) * HD + part * C::dq_floats + tile * 64 + lane;
+    uint32_t words[4];
+#pragma unroll
+    for (int w = 0; w < 4; w++) words[w] = pair_bits<E>(from[2 * w] * scale, from[2 * w + 1] * scale);
+    store_vector(reinterpret_cast<uint4*>(row_of(dq, b, t, h) + d),
+                 make_uint4(words[0], words[1], words[2], words[3]));
 }
 
 }  // namespace
@@ -286,21 +321,18 @@ void attention_backward_mfma(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<c
                              View<const E, 4> k, View<const E, 4> v, View<const int32_t, 2>,
                              View<const int32_t, 2>, double scale_, bool, int64_t, LaunchContext context) {
     const float scale = static_cast<float>(scale_);
-    const MfmaStatistics statistics(context.workspace, q.shape[0], q.shape[2], q.shape[1]);
+    const MfmaWorkspace work(context.workspace, q.shape[0], q.shape[2], q.shape[1], q.shape[3]);
     const auto on_head = [&](auto head) {
         constexpr int HD = decltype(head)::value;
-        using OfKeys = MfmaKeys<HD>;
-        using OfQueries = MfmaQueries<HD>;
-        const auto blocks = [](const View<const E, 4>& x, int rows) {
-            return blocks_for((x.shape[1] + rows - 1) / rows * x.shape[2] * x.shape[0], 1);
-        };
-        const int64_t vectors = q.shape[0] * q.shape[2] * statistics.time * (HD / vector_size<E>);
+        using C = MfmaKeys<HD>;
+        const int64_t vectors = q.shape[0] * q.shape[2] * work.time * (HD / vector_size<E>);
         launch(Grid(blocks_for(vectors, 256), 256, context.stream),
-               attention_backward_mfma_kernel_statistics<E, HD>, statistics, dout, out, lse);
-        launch(Grid(blocks(k, OfKeys::rows), OfKeys::threads, context.stream, OfKeys::shared_bytes),
-               attention_backward_mfma_kernel_keys<E, HD>, dk, dv, dout, statistics, q, k, v, scale);
-        launch(Grid(blocks(q, OfQueries::rows), OfQueries::threads, context.stream, OfQueries::shared_bytes),
-               attention_backward_mfma_kernel_queries<E, HD>, dq, dout, statistics, q, k, v, scale);
+               attention_backward_mfma_kernel_statistics<E, HD>, work, dout, out, lse);
+        const int64_t blocks = (k.shape[1] + C::rows - 1) / C::rows * k.shape[2] * k.shape[0];
+        launch(Grid(blocks_for(blocks, 1), C::threads, context.stream, C::shared_bytes),
+               attention_backward_mfma_kernel<E, HD>, dk, dv, dout, work, q, k, v, scale);
+        launch(Grid(blocks_for(vectors, 256), 256, context.stream),
+               attention_backward_mfma_kernel_round<E, HD>, dq, work.sums, work.time, scale);
     };
     if (q.shape[3] == 64)
         on_head(std::integral_constant<int, 64>{});
@@ -309,7 +341,7 @@ void attention_backward_mfma(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<c
 }
 
 int64_t attention_backward_mfma_workspace(const Call& call) {
-    return call["B"] * call["NH"] * MfmaStatistics::padded(call["T"]) * 2 * 4;
+    return MfmaWorkspace::bytes(call["B"], call["NH"], call["T"], call["HD"]);
 }
 
 template decltype(attention_backward_mfma<bf16>) attention_backward_mfma<bf16>;

@@ -152,6 +152,23 @@ void load_words(uint32_t (&out)[n], const char* uniform, uint32_t offset) {
     std::memcpy(out, uniform + offset, sizeof(out));
 }
 inline void wait_for_loads() {}
+template <class W>
+W load_word(const W* p) {
+    W x;
+    __atomic_load(p, &x, __ATOMIC_RELAXED);
+    return x;
+}
+template <class W>
+void store_word(W* p, W x) {
+    __atomic_store(p, &x, __ATOMIC_RELAXED);
+}
+inline void add_word(float* p, float x) {
+    const float sum = load_word(p) + x;  // no other block's turn
+    store_word(p, sum);
+}
+inline void wait_for_memory() {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
 template <int>
 void set_priority() {}
 

@@ -55,6 +55,24 @@ def corrected(name: str, word: int, lds):
         return write
     if name.startswith(("DS_WRITE", "DS_ADD")) and bits(25, 25):
         raise NotImplementedError(f"{name} from AGPRs")
+    if name == "GLOBAL_ATOMIC_ADD" and bits(16, 16):  # sc0: returns the value before
+        offset = bits(12, 0) - (bits(12, 12) << 13)
+        addr, data, base, to = bits(39, 32), bits(47, 40), bits(54, 48), bits(63, 56)
+        if bits(55, 55):
+            raise NotImplementedError(f"{name} from AGPRs")
+
+        def add(wave):
+            for lane in lanes_of(wave):
+                at = int(wave.vgpr[addr, lane]) + offset
+                if base == 0x7F:  # off: the address is 64 bits of two VGPRs
+                    at += int(wave.vgpr[addr + 1, lane]) << 32
+                else:
+                    at += int(wave.sgpr[base]) | int(wave.sgpr[base + 1]) << 32
+                word = ctypes.c_uint32.from_address(at)
+                value = int(wave.vgpr[data, lane])
+                wave.vgpr[to, lane], word.value = word.value, (word.value + value) & 0xFFFFFFFF
+
+        return add
     if m := re.fullmatch(r"FLAT_(STORE|LOAD)_DWORD(X\d)?", name):
         stores, count = m[1] == "STORE", int((m[2] or "X1")[1:])
         offset, addr, data, to, acc = bits(11, 0), bits(39, 32), bits(47, 40), bits(63, 56), bits(55, 55)

@@ -151,10 +151,10 @@ class Machine:
         raw = ctypes.string_at(pc, 16)
         inst = decode_inst(raw, "cdna")
         name, size = emu._op_name(inst), inst.size()
-        if "ATOMIC" in name and getattr(inst, "sc0", 0):
-            raise NotImplementedError(f"the emulator gets {name} with a returned value wrong")
         if handler := corrected(name, int.from_bytes(raw[:8], "little"), self.lds):
             return handler, size, False, name
+        if "ATOMIC" in name and getattr(inst, "sc0", 0):
+            raise NotImplementedError(f"the emulator gets {name} with a returned value wrong")
         if REFUSED.search(name) or "DPP" in type(inst).__name__:
             raise NotImplementedError(f"the emulator gets {name} wrong")
         (prg, runtime), inst = emu._decode_at(pc, "cdna")
