@@ -243,7 +243,7 @@ __device__ __forceinline__ void quantize_tile(const QuantizedData<Q>& to, float 
     const int64_t c = c0 + column;
     // A group: the rows that are fetched at once. `ahead` groups more are under way while one is computed.
     constexpr int of_pass = rows / in_flight, groups = quantize_passes * of_pass;
-    constexpr int ahead = std::min(Source::groups_ahead, groups - 1);
+    constexpr int ahead = Source::groups_ahead < groups ? Source::groups_ahead : groups - 1;
     typename Source::Fetched fetched[ahead + 1][in_flight];
     const auto row_of = [&](int group) {
         return n0 + first_row + group / of_pass * (quantize_side / quantize_passes) +

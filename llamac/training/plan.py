@@ -1,7 +1,7 @@
-"""`llamac plan --model MODEL --devices 64 --device mi300x` searches for the fastest flags of a training run on
-devices that this machine need not have, and --out writes them as a configuration. It lists meshes (--tp, --cp,
---pp, --zero) with the recomputation and micro-batch that are the fastest on each, the fastest mesh first. Nothing
-is measured: memory and time are the program's estimates, as --dry-run prints them.
+"""`llamac plan --model MODEL --devices 64 --device mi300x` searches for the fastest flags of a training run
+on devices that this machine need not have, and --out writes them as a configuration. It lists meshes (--tp,
+--cp, --pp, --zero) with the fastest recomputation and micro-batch of each, the fastest mesh first. Nothing is
+measured: memory and time are the program's estimates, as --dry-run prints them.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def powers_of_2(most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Search:
-    """values: a configuration's, whose mesh, micro-batch, recomputation, states and sharding are searched for."""
+    """values: a configuration's; mesh, micro-batch, recomputation, states and sharding are searched for."""
 
     values: dict[str, Any]
     device: str
@@ -120,7 +120,7 @@ class Search:
         ]
 
     def _levels(self, devices: int, mesh: Mesh) -> Iterator[tuple[int, int]]:
-        """--zero and --shard-group, the fewest exchanges first: groups of the ranks on a node beside one of all."""
+        """--zero and --shard-group, the fewest exchanges first: groups within a node, or one of all."""
         ranks = devices // (mesh.tp * mesh.pp)
         group = max(1, self.per_node // mesh.tp)
         groups = (group, 0) if 1 < group < ranks and ranks % group == 0 else (0,)
@@ -159,8 +159,8 @@ class Search:
                 return  # more sharding only takes more time
 
     def plans(self, devices: int, states: str, count: int = LISTED) -> list[Plan]:
-        """The fastest of each mesh that fits, the fastest `count` of them. Of meshes as fast as the fastest, the
-        first is the one that divides, shards, recomputes and takes least."""
+        """The fastest plan of each mesh that fits, the fastest `count` of them. Of equally fast meshes, the
+        one that divides, shards, recomputes and takes least is first."""
         # No plan of a mesh is faster than this one, whose memory may not suffice.
         bounds = []
         for mesh in self.meshes(devices):

@@ -100,8 +100,8 @@ def test_what_is_counted():
 
 
 def test_rates_of_links():
-    """A ring within a machine takes as many links as it has other devices, or a switch. A stage of another machine
-    is reached through the network."""
+    """A ring within a machine takes as many links as it has other devices, or a switch. A stage of another
+    machine is reached through the network."""
     shape = BF16 | {"model": "llama3.1-8b", "batch-size": 8, "seq-len": 8192, "recompute": "none"}
 
     def waited(device, **flags):
@@ -141,8 +141,8 @@ def test_time_of_a_pipeline():
 
 
 def test_exchanges_that_a_step_waits_for():
-    """Level 2 sums after each micro-batch, level 1 after the last one. At level 3, a small model waits less for
-    groups of a machine than for one of all."""
+    """Level 2 sums after each micro-batch, level 1 after the last one. At level 3, a small model waits less
+    for groups of a machine than for one of all."""
     shape = {"model": "llama3.1-8b", "seq-len": 8192, "batch-size": 1, "dtype": "bf16", "recompute": "block"}
     total = {"total-batch-size": 2 * 64 * 8192}
     waited = [estimate(64, "mi300x", **shape, **total, zero=zero)["waited"] for zero in (1, 2)]
@@ -219,7 +219,7 @@ def test_meshes_that_fit(model, devices, seq_len):
     arguments = ["--model", model, "--devices", str(devices), "--seq-len", str(seq_len)]
     arguments += ["--total-batch-size", str(devices * seq_len)]
     search = plan.Search(plan.base_values(plan.arguments(arguments)), "mi300x", "")
-    states = list(plan.STATES)[0]
+    states = next(iter(plan.STATES))
     listed = search.plans(devices, states)
     assert all(found.fits for found in listed)
     seconds = [found.seconds for found in listed]
@@ -242,7 +242,7 @@ def test_a_search_is_quick():
     search = plan.Search(
         plan.base_values(plan.arguments(["--model", "llama3.1-405b", "--devices", "512"])), "mi300x", ""
     )
-    assert search.plans(512, list(plan.STATES)[0])
+    assert search.plans(512, next(iter(plan.STATES)))
     assert time.process_time() - begin < 10
 
 
