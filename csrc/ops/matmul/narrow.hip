@@ -13,8 +13,8 @@ using T = Tile<tile_rows>;
 constexpr int max_inner = 64;
 // panel: columns at a time, 128 bytes of each row. panels: of a block.
 constexpr int block_rows = 128, panel = 64, panels = 4, block_threads = 256;
-// Blocks per multiprocessor, for which the compiler has to find registers: one writes while the other computes.
-constexpr int residents = 2;
+// Blocks per multiprocessor, for which the compiler has to find registers: one writes while others compute.
+constexpr int residents = 3;
 
 // LDS of sums over up to `inner`: rows of dout, then two stages, each of columns of the weight and of dx.
 template <int inner>
