@@ -48,12 +48,6 @@ void matmul_backward_weight_tiled(View<G, 2> dweight, View<const E, 2> dout, Vie
                                   bool accumulate, LaunchContext context);
 bool tiled_supports(const Call& call);
 
-// narrow.hip
-template <class E>
-void matmul_backward_input_narrow(View<E, 2> dx, View<const E, 2> dout, View<const E, 2> weight,
-                                  bool accumulate, LaunchContext context);
-bool narrow_supports(const Call& call);
-
 // A library's launchers for the three products: none where the build has not the library.
 struct LibraryEntries {
     std::vector<Instantiation> forward, backward_input, backward_weight;

@@ -84,8 +84,6 @@ constexpr const char* library_words = "a product that the library takes, operand
 constexpr Constraints backward_input_library_constraints{library_words, library_supports_backward_input};
 constexpr Constraints backward_weight_library_constraints{library_words, library_supports_backward_weight};
 
-constexpr Constraints narrow_constraints{"K at most 64, C and K multiples of 8, operands aligned to 16 bytes",
-                                         narrow_supports};
 constexpr Constraints few_rows_constraints{"N at most 4", few_rows_supports};
 constexpr Constraints vectorized_constraints{
     "N = 1, rows of whole 16-byte vectors, x and weight aligned to 16 bytes", vectorized_supports};
@@ -95,7 +93,6 @@ struct Launchers {
     std::vector<Instantiation> few_rows = {};  // of the forward product alone
     std::vector<Instantiation> cpu, blas;
     std::vector<Instantiation> vectorized = {};  // likewise
-    std::vector<Instantiation> narrow = {};      // of the input's gradient alone
     std::vector<Instantiation> library, tiled, naive, reference;
     Constraints library_constraints;
 };
@@ -109,7 +106,6 @@ std::vector<Variant> variants_of(const Launchers& of) {
          .bits_depend_on_threads = true},
         {"vectorized", "one to four warps per row of the weight, 128-bit accesses", of.vectorized,
          vectorized_constraints, blocks_of(128, 256, 512)},
-        {"narrow", "rows of dout in registers, few products per sum", of.narrow, narrow_constraints},
         {.name = "library",
          .idea = "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
          .instantiations = of.library,
@@ -156,12 +152,11 @@ Operation matmul_forward(
 Operation matmul_backward_input(
     "matmul_backward_input<T: f32 bf16 fp16 f64>"
     "(dx: T[N,C] adds_if(accumulate); dout: T[N,K], weight: T[K,C]; accumulate: bool = 0) rows(N) "
-    "empty(N) test(N=200, C=328, K=16) test(N=72, C=584, K=48) test(N=136, C=72, K=64)" LLAMAC_MATMUL_TESTS,
+    "empty(N)" LLAMAC_MATMUL_TESTS,
     "dx += dout * weight",
     variants_of(
         {.cpu = instantiations<LLAMAC_FLOATS(matmul_backward_input_cpu), matmul_backward_input_cpu<double>>(),
          .blas = blas_instantiations().backward_input,
-         .narrow = instantiations<matmul_backward_input_narrow<bf16>, matmul_backward_input_narrow<fp16>>(),
          .library = library_instantiations().backward_input,
          .tiled = instantiations<matmul_backward_input_tiled<bf16>, matmul_backward_input_tiled<fp16>>(),
          .naive = instantiations<LLAMAC_FLOATS(matmul_backward_input_naive)>(),
