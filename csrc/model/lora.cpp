@@ -14,13 +14,10 @@ Tensor rows_of(const Tensor& memory, int64_t rows, int64_t columns) {
     return make_tensor(memory.data, memory.dtype, {rows, columns});
 }
 
-constexpr auto rows_per_layer = static_cast<int64_t>(block_linears.size());
-
 const Tensor& low_of(const Model& m, int64_t layer, const LinearRow& row) {
-    return m.lora->low[(m.micro_batch * m.config.L + layer) * rows_per_layer + index_of(row)];
-}
-const Tensor& b_of(const Model& m, int64_t layer, const LinearRow& row) {
-    return m.lora->b[layer * rows_per_layer + index_of(row)];
+    const auto rows = static_cast<int64_t>(block_linears.size());
+    const int64_t place = (m.micro_batch * m.config.L + layer) * rows + index_of(row);
+    return m.lora->low[place];
 }
 
 // A target's block of a matrix [width, out] of its linear.
@@ -39,8 +36,9 @@ void for_targets(const Model& m, int64_t layer, const LinearRow& row, const Call
             call(target, (m.parameters.blocks[layer].*row.adapter).b[target.index]);
 }
 
-void scale_b(Model& m, int64_t layer, const LinearRow& row) {
-    const Tensor& b = b_of(m, layer, row);
+// scale · Bᵀ of the layer's linear.
+const Tensor& scaled_b(Model& m, int64_t layer, const LinearRow& row) {
+    const Tensor& b = m.lora->b[index_of(row)];
     const Lora& lora = m.options.lora;
     for_targets(m, layer, row, [&](const LoraTarget& target, const FlatParam& own) {
         scale_rows(m.context, {.out = block_of(b, target, lora.rank),
@@ -48,6 +46,7 @@ void scale_b(Model& m, int64_t layer, const LinearRow& row) {
                                .scale = lora.scale(),
                                .accumulate = false});
     });
+    return b;
 }
 
 }  // namespace
@@ -65,29 +64,26 @@ void plan_lora(LoraState& state, const Config& c, const Parameters& p, const Mod
     const BlockParameters& first = p.blocks[p.layers.front().first];
     const int64_t N = o.rows();
     int64_t largest = 0, widest = 0;
-    state.b.resize(static_cast<size_t>(c.L) * block_linears.size());
-    state.low.resize(state.b.size() * static_cast<size_t>(o.micro_batches));
     for (const LinearRow& row : block_linears) {
         if ((first.*row.adapter).a.shape.empty()) continue;
         const int64_t width = (first.*row.adapter).a.shape[0], outputs = (first.*row.weight).shape[0];
+        arena.plan("adapters", &state.b[index_of(row)], shaped(o.precision.weights, {width, outputs}));
         largest = std::max(largest, width * outputs), widest = std::max(widest, width);
-        for (int64_t l = 0; l < c.L; l++) {
-            if (!p.holds(l)) continue;
-            const size_t place = l * rows_per_layer + index_of(row);
-            arena.plan("adapters", &state.b[place], shaped(o.precision.weights, {width, outputs}));
-            for (size_t i = place; i < state.low.size(); i += state.b.size())
-                arena.plan("activations", &state.low[i], shaped(o.precision.weights, {N, width}));
-        }
     }
     arena.plan("adapters", &state.db, shaped(o.precision.gradients, {largest}));
     arena.plan("adapters", &state.dlow, shaped(o.precision.weights, {N * widest}));
     arena.plan("adapters", &state.base, shaped(DType::f64, {4}));
+    state.low.resize(static_cast<size_t>(o.micro_batches * c.L) * block_linears.size());
+    for (size_t i = 0; i < state.low.size(); i++) {
+        const auto& adapter = first.*block_linears[i % block_linears.size()].adapter;
+        const int64_t layer = static_cast<int64_t>(i / block_linears.size()) % c.L;
+        if (!adapter.a.shape.empty() && p.holds(layer))
+            arena.plan("activations", &state.low[i], shaped(o.precision.weights, {N, adapter.a.shape[0]}));
+    }
 }
 
 void reset_lora(const LoraState& state) {
-    std::vector<Tensor> zeros = state.b;
-    zeros.push_back(state.base);
-    for (const Tensor& t : zeros)
+    for (const Tensor& t : {state.b[0], state.b[1], state.b[2], state.b[3], state.base})
         if (t.data) CHECK(hipMemset(t.data, 0, static_cast<size_t>(t.bytes())));
 }
 
@@ -104,26 +100,23 @@ void hash_base(Model& m) {
 }
 
 bool has_adapter(const Model& m, const LinearRow& row) {
-    return m.lora && !(m.parameters.blocks[m.parameters.layers.front().first].*row.adapter).a.shape.empty();
+    return m.lora && m.lora->b[index_of(row)].data;
 }
 
 void lora_forward(Model& m, int64_t layer, const LinearRow& row, const Tensor& out, const Tensor& x,
                   bool again, bool accumulate) {
     const Tensor a = m.parameters.weight((m.parameters.blocks[layer].*row.adapter).a);
     const Tensor low = rows_of(low_of(m, layer, row), x.shape[0], a.shape[0]);
-    if (!again) {
-        matmul_forward(m.context, {.out = low, .x = x, .weight = a});
-        scale_b(m, layer, row);
-    }
-    matmul_backward_input(m.context,
-                          {.dx = out, .dout = low, .weight = b_of(m, layer, row), .accumulate = accumulate});
+    if (!again) matmul_forward(m.context, {.out = low, .x = x, .weight = a});
+    matmul_backward_input(
+        m.context, {.dx = out, .dout = low, .weight = scaled_b(m, layer, row), .accumulate = accumulate});
 }
 
 void lora_backward_input(Model& m, int64_t layer, const LinearRow& row, const Tensor& dx, const Tensor& dout,
                          bool accumulate) {
     const Tensor a = m.parameters.weight((m.parameters.blocks[layer].*row.adapter).a);
     const Tensor dlow = rows_of(m.lora->dlow, dout.shape[0], a.shape[0]);
-    matmul_forward(m.context, {.out = dlow, .x = dout, .weight = b_of(m, layer, row)});
+    matmul_forward(m.context, {.out = dlow, .x = dout, .weight = scaled_b(m, layer, row)});
     if (dx.data)
         matmul_backward_input(m.context, {.dx = dx, .dout = dlow, .weight = a, .accumulate = accumulate});
 }

@@ -6,6 +6,7 @@
 // zeros up to a multiple of 8. The Bs are copied, times the scale, into a block-diagonal matrix [width, out] before they enter a
 // product, so that the adapters of a linear take as many products as those of one target.
 #pragma once
+#include <array>
 #include <vector>
 
 #include "model/block.h"
@@ -14,8 +15,8 @@ namespace llamac {
 
 struct LoraState {
     std::vector<LoraTarget> targets;
-    // By layer and row of block_linears: scale · Bᵀ of the last forward pass, [width, out], with zeros beside its blocks.
-    std::vector<Tensor> b;
+    // By the rows of block_linears: scale · Bᵀ of the layer at hand, [width, out], with zeros beside its blocks.
+    std::array<Tensor, block_linears.size()> b;
     std::vector<Tensor> low;  // x · Aᵀ [N, width], by micro-batch, layer and row
     Tensor dlow;              // the gradient of one of them
     Tensor db;                // of one of `b`, beside its blocks, too
