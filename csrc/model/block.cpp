@@ -382,12 +382,6 @@ bool trains_input(const Model& m, int64_t layer) {
     return p.trains_before(p.segment_of(layer)) || trains(block.input_norm) || trains(block.input_norm_bias);
 }
 
-// Whether the memory of a linear's output gradient is free in the forward pass: that of the residual stream is not in a
-// recomputation, and without training there is none.
-bool has_free_gradient(const Model& m, const LinearRow& row) {
-    return !row.adds_residual && (m.activations.*row.dout).data;
-}
-
 bool in_fp8(const Model& m, int64_t layer) {
     return m.fp8 && m.fp8->blocks.has(layer);
 }
@@ -513,16 +507,9 @@ void forward_block(Model& m, int64_t layer, Run run, const CachedRows* cached) {
                    adds_bias = bias && (!sums || m.options.tensor.rank == 0);
         const Tensor out = sums ? terms_of(m, a.*row.out) : a.*row.out,
                      residual = row.adds_residual ? residual_of(m, layer, row) : Tensor{};
-        Tensor term = sums ? Tensor{} : residual;
-        // The product adds the adapters' term, which saves reading its own output once more. Where it adds a residual, or where
-        // the memory of the output's gradient holds something, the adapters follow.
-        const bool adapted = has_adapter(m, row), adapters_first = adapted && has_free_gradient(m, row);
-        if (adapters_first)
-            term = make_tensor((m.activations.*row.dout).data, out.dtype, {out.shape[0], out.shape[1]});
-        if (adapters_first) lora_forward(m, layer, row, term, a.*row.x, !whole, false);
-        linear_forward(m, out, x, linear_weight(m, {layer, &row}), term,
+        linear_forward(m, out, x, linear_weight(m, {layer, &row}), sums ? Tensor{} : residual,
                        adds_bias ? m.parameters.weight(*bias) : Tensor{});
-        if (adapted && !adapters_first) lora_forward(m, layer, row, out, a.*row.x, !whole, true);
+        if (has_adapter(m, row)) lora_forward(m, layer, row, out, a.*row.x, !whole);
         if (sums) {
             reduce_rows(m, a.*row.out, out);
             scale_rows(m.context, {.out = a.*row.out, .x = residual, .scale = 1.0, .accumulate = true});
@@ -550,10 +537,8 @@ void backward_block(Model& m, int64_t layer, bool accumulate) {
         // Nothing reads the gradient of the input of the first block that trains, unless its norm trains.
         const bool reaches = &row != block_linears.data() || trains_input(m, layer);
         const Tensor& dx = input_gradient(m, row);
-        // The adapters write dx and the other product adds to it: so dx is read once.
-        const bool adapted = has_adapter(m, row), adds = row.norm && m.config.post_norm;
-        if (adapted) lora_backward_input(m, layer, row, reaches ? dx : Tensor{}, d.*row.dout, adds);
-        if (reaches) linear_backward_input(m, dx, dout, weight, adds || adapted);
+        if (reaches) linear_backward_input(m, dx, dout, weight, row.norm && m.config.post_norm);
+        if (has_adapter(m, row)) lora_backward_input(m, layer, row, reaches ? dx : Tensor{}, d.*row.dout);
         if (reaches && row.split == Split::outputs) reduce_rows(m, own_rows(m, dx), dx);
         if (reaches) show_gradient(m, layer, row.x, dx);
         if (reaches || rewrites) backward_producer(m, layer, row, again, rewrites, accumulate);

@@ -104,21 +104,20 @@ bool has_adapter(const Model& m, const LinearRow& row) {
 }
 
 void lora_forward(Model& m, int64_t layer, const LinearRow& row, const Tensor& out, const Tensor& x,
-                  bool again, bool accumulate) {
+                  bool again) {
     const Tensor a = m.parameters.weight((m.parameters.blocks[layer].*row.adapter).a);
     const Tensor low = rows_of(low_of(m, layer, row), x.shape[0], a.shape[0]);
     if (!again) matmul_forward(m.context, {.out = low, .x = x, .weight = a});
-    matmul_backward_input(
-        m.context, {.dx = out, .dout = low, .weight = scaled_b(m, layer, row), .accumulate = accumulate});
+    matmul_backward_input(m.context,
+                          {.dx = out, .dout = low, .weight = scaled_b(m, layer, row), .accumulate = true});
 }
 
-void lora_backward_input(Model& m, int64_t layer, const LinearRow& row, const Tensor& dx, const Tensor& dout,
-                         bool accumulate) {
+void lora_backward_input(Model& m, int64_t layer, const LinearRow& row, const Tensor& dx,
+                         const Tensor& dout) {
     const Tensor a = m.parameters.weight((m.parameters.blocks[layer].*row.adapter).a);
     const Tensor dlow = rows_of(m.lora->dlow, dout.shape[0], a.shape[0]);
     matmul_forward(m.context, {.out = dlow, .x = dout, .weight = scaled_b(m, layer, row)});
-    if (dx.data)
-        matmul_backward_input(m.context, {.dx = dx, .dout = dlow, .weight = a, .accumulate = accumulate});
+    if (dx.data) matmul_backward_input(m.context, {.dx = dx, .dout = dlow, .weight = a, .accumulate = true});
 }
 
 void lora_backward_weight(Model& m, int64_t layer, const LinearRow& row, const Tensor& dout, const Tensor& x,

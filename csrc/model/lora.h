@@ -33,12 +33,12 @@ void reset_lora(const LoraState& state);
 void hash_base(Model& model);
 
 bool has_adapter(const Model& model, const LinearRow& row);
-// out (+)= the adapters of a linear. again: its product with A is kept.
+// out += the adapters of a linear. again: its product with A is kept.
 void lora_forward(Model& model, int64_t layer, const LinearRow& row, const Tensor& out, const Tensor& x,
-                  bool again, bool accumulate);
-// dx, which may have no data, (+)= the adapters' part of the input's gradient. Precedes the next call, of the same linear.
+                  bool again);
+// dx, which may have no data, += the adapters' part of the input's gradient. Precedes the next call, of the same linear.
 void lora_backward_input(Model& model, int64_t layer, const LinearRow& row, const Tensor& dx,
-                         const Tensor& dout, bool accumulate);
+                         const Tensor& dout);
 // The gradients of A and B.
 void lora_backward_weight(Model& model, int64_t layer, const LinearRow& row, const Tensor& dout,
                           const Tensor& x, bool accumulate);
