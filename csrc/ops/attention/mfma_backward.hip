@@ -225,13 +225,6 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         const int query = t0;
         const bool ends = t0 == start;
         t0 = ends ? last : t0 - C::step, head += ends;
-        if (head < group) {
-            if (ends)
-                begin_head(head);
-            else
-                next_q -= C::step * q_pitch, next_dout -= C::step * dout_pitch;
-            begin_rows(t0);
-        }
 
         T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles];
         T::Operand shares[C::row_tiles][C::part_tiles], ds[C::row_tiles][C::part_tiles];
@@ -262,6 +255,13 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         __syncthreads();  // and q and dout are read, the last step's sums are added
         if (added >= 0 && thread == 0) store_word(work.turns + added, block + 1);
         added = at / C::step;
+        if (head < group) {
+            if (ends)
+                begin_head(head);
+            else
+                next_q -= C::step * q_pitch, next_dout -= C::step * dout_pitch;
+            begin_rows(t0);
+        }
         add_product<E, C::ahead>(sum_v, shares, columns_dout, kept);
         add_product<E, C::ahead>(sum_k, ds, columns_q, kept);
         T::Accumulator dq[C::dq_tiles] = {};
