@@ -49,7 +49,8 @@ struct MfmaWorkspace {
           turns(reinterpret_cast<int*>(sums + B * NH * padded(T) * HD)),
           begun(turns + B * NH * padded(T) / least_step),
           time(padded(T)) {}
-    static constexpr int least_step = 32, counters = 8;  // of the device that has most XCDs: the host does not know xcds
+    static constexpr int least_step = 32,
+                         counters = 8;  // of the device that has most XCDs: the host does not know xcds
     static int64_t padded(int64_t T) { return (T + 63) / 64 * 64; }
     static int64_t bytes(int64_t B, int64_t NH, int64_t T, int64_t HD) {
         return B * NH * padded(T) * (2 + HD) * 4 + (B * NH * padded(T) / least_step + counters) * 4;
@@ -59,8 +60,8 @@ struct MfmaWorkspace {
 // Also clears the counters.
 template <class E, int HD>
 __global__ void __launch_bounds__(256)
-    attention_backward_mfma_kernel_statistics(MfmaWorkspace work, View<const E, 4> dout,
-                                              View<const E, 4> out, View<const float, 3> lse) {
+    attention_backward_mfma_kernel_statistics(MfmaWorkspace work, View<const E, 4> dout, View<const E, 4> out,
+                                              View<const float, 3> lse) {
     constexpr int lanes = HD / vector_size<E>;
     const int64_t time = out.shape[1], heads = out.shape[2];
     const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -218,7 +219,8 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 #pragma unroll
         for (int n = 0; n < C::part_tiles; n++) {
             load_words(shift[n], reinterpret_cast<const char*>(work.shift + at) + n * 64, columns);
-            load_words(minus_delta[n], reinterpret_cast<const char*>(work.minus_delta + at) + n * 64, columns);
+            load_words(minus_delta[n], reinterpret_cast<const char*>(work.minus_delta + at) + n * 64,
+                       columns);
         }
         const int query = t0;
         const bool ends = t0 == start;
@@ -245,9 +247,8 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
                 ds[0][n].words[0][w] = bits;
 #pragma unroll
                 for (int i = 0; i < 2; i++)
-                    *reinterpret_cast<uint16_t*>(
-                        shared_ds.at(n * 16 + T::column(2 * w + i), own_key / 8) + own_key % 8 * 2) =
-                        static_cast<uint16_t>(bits >> 16 * i);
+                    *reinterpret_cast<uint16_t*>(shared_ds.at(n * 16 + T::column(2 * w + i), own_key / 8) +
+                                                 own_key % 8 * 2) = static_cast<uint16_t>(bits >> 16 * i);
             }
         copy_columns.end(of_dout ? columns_dout : columns_q, thread % half);
         wait_for_memory();
