@@ -101,8 +101,8 @@ warp32: setup-test
 	LLAMAC_BUILD=build/warp32 $(PYTEST) tests/ops/test_platform.py -m program
 
 # One after the other: each starts a run per core.
-chaos: CHAOS = kill=500 faults=300 corruption=2000 owners=200 preemption=100 ranks=50
-chaos-short: CHAOS = kill=15 faults=15 corruption=30 owners=8 preemption=8 ranks=5
+chaos: CHAOS = kill=500 faults=300 corruption=2000 owners=200 preemption=100 ranks=100
+chaos-short: CHAOS = kill=15 faults=15 corruption=30 owners=8 preemption=8 ranks=10
 chaos chaos-short: train_llama3 setup-test
 	for run in $(CHAOS); do LLAMAC_BUILD=$(BUILD) $(VENV) tests/chaos/$${run%=*}.py --count $${run#*=} || exit 1; done
 

@@ -268,9 +268,9 @@ void qk_norm_rope_backward_naive(View<T, 4> dx, View<G, 1> dweight, View<const T
 
 // ---- vectorized: a head in neighbouring lanes
 
-constexpr int block_threads = 512, backward_threads = 256;  // at most
-// Of a thread at a time, and blocks of backward_threads whose registers one multiprocessor holds: more of either would spill.
-constexpr int forward_heads = 4, backward_heads = 2, backward_residents = 3;
+constexpr int block_threads = 512;  // at most
+constexpr int forward_heads = 4,
+              backward_heads = 2;  // of a thread at a time; more would need registers of other blocks
 
 // A thread's part of a group of heads: lanes = HD / size, a power of two that divides the warp. A group's heads lie `groups` apart:
 // neighbours in a warp have neighbouring heads.
@@ -362,9 +362,9 @@ __global__ void __launch_bounds__(block_threads)
 }
 
 // A block's places are blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes, and on by the grid's; partial[gridDim.x, HD] gets
-// its sums of dweight. The next place's loads are under way while this one is computed. Dynamic LDS: HD floats per warp.
+// its sums of dweight. Dynamic LDS: HD floats per warp.
 template <class T, bool turns>
-__global__ void __launch_bounds__(backward_threads, backward_residents)
+__global__ void __launch_bounds__(block_threads, 2)
     qk_norm_rope_backward_vectorized_kernel(Dependent<Heads<T>> dx_, Dependent<float*> partial_,
                                             Dependent<Heads<const T>> dout_, Dependent<Heads<const T>> x_,
                                             Dependent<const T*> weight_, Dependent<const float*> rstd_,
@@ -377,50 +377,38 @@ __global__ void __launch_bounds__(backward_threads, backward_residents)
     const float scale = 1.0f / static_cast<float>(HD);  // exact: a power of two
     const uint4 w = load128(weight + (threadIdx.x & (lanes - 1)) * size);
     float dweight[size] = {};
-    struct Operands {
-        uint4 x[heads], dout[heads];
-        float r[heads];
-    };
-    const auto load = [&](unsigned first) {
-        const Place p(first + threadIdx.x / lanes, lanes, groups);
-        const unsigned b = p.position / time, t = p.position % time;
-        Operands of;
-#pragma unroll
-        for (int k = 0; k < heads; k++) {
-            const unsigned h = p.group + k * groups;
-            const bool is_head = p.position < positions && h < NH;
-            of.x[k] = is_head ? load128(x.at(b, t, h) + p.lane * size) : make_uint4(0, 0, 0, 0);
-            of.dout[k] = is_head ? load128(dout.at(b, t, h) + p.lane * size) : make_uint4(0, 0, 0, 0);
-            of.r[k] = is_head ? rstd[int64_t{p.position} * NH + h] : 0.0f;
-        }
-        return of;
-    };
-    const unsigned step = gridDim.x * in_block;
-    Operands next = load(blockIdx.x * in_block);
     // Every thread makes as many steps: shuffles are of whole warps.
-    for (unsigned first = blockIdx.x * in_block; first < positions * groups; first += step) {
+    for (unsigned first = blockIdx.x * in_block; first < positions * groups; first += gridDim.x * in_block) {
         const Place p(first + threadIdx.x / lanes, lanes, groups);
         const unsigned b = p.position / time, t = p.position % time;
         const bool inside = p.position < positions;
-        const Operands own = next;
-        next = load(first + step);
+        uint4 own_x[heads], own_dout[heads];
+        float r[heads];
+#pragma unroll
+        for (int k = 0; k < heads; k++) {
+            const unsigned h = p.group + k * groups;
+            const bool is_head = inside && h < NH;
+            own_x[k] = is_head ? load128(x.at(b, t, h) + p.lane * size) : make_uint4(0, 0, 0, 0);
+            own_dout[k] = is_head ? load128(dout.at(b, t, h) + p.lane * size) : make_uint4(0, 0, 0, 0);
+            r[k] = is_head ? rstd[int64_t{p.position} * NH + h] : 0.0f;
+        }
         float turn[2 * size] = {}, g[heads][size], xhat[heads][size], dots[heads] = {};
         if (turns && inside) load_turn<size>(cis, t, p, turn);
 #pragma unroll
         for (int k = 0; k < heads; k++) {
-            unpack<T>(own.dout[k], g[k]);
-            unpack<T>(own.x[k], xhat[k]);
+            unpack<T>(own_dout[k], g[k]);
+            unpack<T>(own_x[k], xhat[k]);
             if constexpr (turns) {
                 const float side = p.is_second() ? -1.0f : 1.0f;
                 float other[size];
-                unpack<T>(shuffle_halves(own.dout[k], lanes), other);
+                unpack<T>(shuffle_halves(own_dout[k], lanes), other);
                 for (int i = 0; i < size; i++)
                     g[k][i] = rotated(g[k][i], other[i], turn[2 * i], side * turn[2 * i + 1]);
             }
             float v[size];
             unpack<T>(w, v);
             for (int i = 0; i < size; i++) {
-                xhat[k][i] *= own.r[k];
+                xhat[k][i] *= r[k];
                 dweight[i] += g[k][i] * xhat[k][i];
                 g[k][i] *= v[i];
                 dots[k] += g[k][i] * xhat[k][i];
@@ -430,7 +418,7 @@ __global__ void __launch_bounds__(backward_threads, backward_residents)
 #pragma unroll
         for (int k = 0; k < heads; k++) {
             const unsigned h = p.group + k * groups;
-            for (int i = 0; i < size; i++) g[k][i] = own.r[k] * (g[k][i] - xhat[k][i] * (dots[k] * scale));
+            for (int i = 0; i < size; i++) g[k][i] = r[k] * (g[k][i] - xhat[k][i] * (dots[k] * scale));
             if (inside && h < NH) store128(dx.at(b, t, h) + p.lane * size, pack<T>(g[k]));
         }
     }
@@ -478,8 +466,7 @@ void qk_norm_rope_forward_vectorized(View<T, 4> out, View<float, 3> rstd, View<c
 // As many blocks as are resident, with equal shares.
 int backward_blocks(int64_t positions, int64_t NH, int64_t lanes, int threads) {
     const int64_t steps = blocks_for(positions * blocks_for(NH, backward_heads), threads / lanes);
-    const int64_t resident =
-        int64_t{device_properties().multiprocessors} * (backward_residents * backward_threads / threads);
+    const int64_t resident = int64_t{device_properties().multiprocessors} * (2 * block_threads / threads);
     return static_cast<int>(blocks_for(steps, blocks_for(steps, resident)));
 }
 int64_t backward_workspace(const Call& c) {
@@ -536,7 +523,7 @@ Operation qk_norm_rope_backward(
       "neighbouring lanes have whole heads, 128-bit accesses, dweight as one partial row per block",
       instantiations<LLAMAC_KERNELS(qk_norm_rope_backward_vectorized, float),
                      qk_norm_rope_backward_vectorized<bf16, bf16>>(),
-      heads_fit, blocks_of(backward_threads, 128), backward_workspace},
+      heads_fit, blocks_of(block_threads, 256, 128), backward_workspace},
      {"naive", "one thread per head, one thread per channel for dweight",
       instantiations<LLAMAC_KERNELS(qk_norm_rope_backward_naive, float),
                      qk_norm_rope_backward_naive<bf16, bf16>>()},

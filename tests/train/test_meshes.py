@@ -107,8 +107,8 @@ def test_the_numbers_of_one_rank(train, data, tmp_path, case):
     """In f32, with clipped gradients; the first gradients tensor by tensor; the same bits in another run."""
     layers = case["pp"] * case["chunks"] + 1  # of which one part has two
     changes = {"n_layer" if case["model"] == "gpt2" else "num_hidden_layers": layers} | CHANGES[case["model"]]
-    # With larger weights or steps, gradients or losses of one rank change by more than 2e-6, too, if its
-    # weights change by one ulp at the start.
+    # With larger weights or steps, losses or gradients of one rank change by more than 2e-6, too, if its
+    # first weights change by one ulp.
     changes["initializer_range"] = 0.03
     more = {"total_batch_size": SEQUENCES * T, "lr": 3e-4, "grad_clip": 0.5, "recompute": case["recompute"]}
     more |= {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
