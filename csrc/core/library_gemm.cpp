@@ -197,8 +197,6 @@ const Plan& plan_of(Library& lib, const Gemm& gemm) {
                                     : lib.plans.emplace(gemm, make_plan(lib, gemm)).first->second;
 }
 
-// In the place of an algorithm's text.
-
 // An algorithm is the library's own to read; written down, it is valid for the same version.
 std::string text_of(const hipblasLtMatmulAlgo_t& algorithm) {
     const auto* bytes = reinterpret_cast<const unsigned char*>(&algorithm);

@@ -59,7 +59,8 @@ using OwnGemm = void (*)(const Gemm& gemm, const GemmOperands& operands, hipStre
 void run_gemm(const Gemm& gemm, const GemmOperands& operands, OwnGemm own, void* workspace,
               GemmAlgorithms* algorithms, hipStream_t stream);
 
-constexpr const char* own_kernel = "own";
+constexpr const char* own_kernel = "own";  // in the place of an algorithm's text
+
 // The chosen candidates, by the names of the products.
 struct GemmChoices {
     std::string device, library;  // of which they are candidates
