@@ -14,7 +14,7 @@
 // vectorized: forward, of one row: the weight is read once, by 128-bit accesses (vectorized.hip).
 // library:    the vendor's, where the build found it (library.hip).
 //
-// Measured: docs/benchmarks/nvidia-h200.md, docs/benchmarks/cpu.md, docs/log/gemm.md, docs/log/cpu.md.
+// Measured: docs/benchmarks/nvidia-h200.md, docs/benchmarks/cpu.md, docs/log/gemm.md.
 #include "ops/matmul/matmul.h"
 
 #include <algorithm>
