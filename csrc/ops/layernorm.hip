@@ -421,18 +421,11 @@ void residual_layernorm_forward_vectorized(View<T, 2> sum, View<T, 2> out, View<
                               bias.data, x.shape[0], x.shape[1], eps, context);
 }
 
-// Elements of a row that one thread keeps: twice rmsnorm's, in half as many threads, because every thread reads the sums of all warps
-// of its row. 128 registers per thread hold the sums of dweight and dbias.
-constexpr int layernorm_backward_elements = 2 * max_backward,
-              layernorm_backward_threads = backward_threads / 2;
-BackwardShape layernorm_backward_shape(int64_t N, int64_t C, int wanted) {
-    return backward_shape(N, C, wanted, layernorm_backward_elements, layernorm_backward_threads);
-}
-
 // Threads and rows as in rmsnorm_backward_vectorized_kernel. partial[2, gridDim.x, C] gets the block's sums of dweight, then of
-// dbias. Dynamic LDS: C floats where blockDim.y > 1. The bias is read anew for each row: only a call with `out` needs it.
+// dbias. Dynamic LDS: max_backward floats per thread, its sums of dbias, for which there are no registers. The bias is read anew for
+// each row: only a call with `out` needs it.
 template <class T, bool whole>
-__global__ void __launch_bounds__(layernorm_backward_threads)
+__global__ void __launch_bounds__(backward_threads)
     layernorm_backward_vectorized_kernel(Dependent<T*> dx_, Dependent<float*> partial_, Dependent<T*> out_,
                                          Dependent<const T*> dout_, Dependent<const T*> x_,
                                          Dependent<const T*> weight_, Dependent<const T*> bias_,
@@ -440,9 +433,7 @@ __global__ void __launch_bounds__(layernorm_backward_threads)
                                          Dependent<const T*> dresidual_, int64_t N, int C) {
     const auto [dx, partial, out, dout, x, weight, bias, mean, rstd, dresidual] =
         wait(dx_, partial_, out_, dout_, x_, weight_, bias_, mean_, rstd_, dresidual_);
-    constexpr int size = vector_size<T>, vectors = layernorm_backward_elements / size;
-    // The next row's loads are made while this one is computed, unless their values, or narrow loads' addresses, take the registers.
-    constexpr bool ahead = whole && sizeof(T) == 2;
+    constexpr int size = vector_size<T>, vectors = max_backward / size;
     struct Sums {
         float g, gx;
     };
@@ -455,7 +446,11 @@ __global__ void __launch_bounds__(layernorm_backward_threads)
     const int64_t step = int64_t{gridDim.x} * blockDim.y;
     int column[vectors];
     uint4 w[vectors], next_x[vectors], next_dout[vectors];
-    float dweight[vectors][size] = {}, dbias[vectors][size] = {};
+    float dweight[vectors][size] = {};
+    const unsigned threads = blockDim.x * blockDim.y;
+    uint4* const own_sums =
+        reinterpret_cast<uint4*>(dynamic_shared_memory()) + threadIdx.y * blockDim.x + threadIdx.x;
+    for (int i = 0; i < max_backward / 4; i++) own_sums[i * threads] = make_uint4(0, 0, 0, 0);
     const auto load = [N, C](const T* rows, int64_t n, int c) {
         return n < N ? load_part<whole>(rows + n * C, c, C) : make_uint4(0, 0, 0, 0);
     };
@@ -464,8 +459,8 @@ __global__ void __launch_bounds__(layernorm_backward_threads)
     for (int v = 0; v < vectors; v++) {
         column[v] = static_cast<int>(v * blockDim.x + threadIdx.x) * size;
         w[v] = load_part<whole>(weight, column[v], C);
-        if (ahead) next_x[v] = load(x, n, column[v]);
-        if (ahead) next_dout[v] = load(dout, n, column[v]);
+        if (whole) next_x[v] = load(x, n, column[v]);
+        if (whole) next_dout[v] = load(dout, n, column[v]);
     }
     float next_m = n < N ? mean[n] : 0.0f, next_r = n < N ? rstd[n] : 0.0f;
     int buffer = 0;
@@ -475,11 +470,12 @@ __global__ void __launch_bounds__(layernorm_backward_threads)
         Sums sums{0, 0};
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
-            this_x[v] = ahead ? next_x[v] : load(x, n, column[v]);
-            this_dout[v] = ahead ? next_dout[v] : load(dout, n, column[v]);
+            // Narrow loads are not made ahead: their addresses take the registers.
+            this_x[v] = whole ? next_x[v] : load(x, n, column[v]);
+            this_dout[v] = whole ? next_dout[v] : load(dout, n, column[v]);
             past[v] = dresidual ? load(dresidual, n, column[v]) : make_uint4(0, 0, 0, 0);
-            if (ahead) next_x[v] = load(x, n + step, column[v]);
-            if (ahead) next_dout[v] = load(dout, n + step, column[v]);
+            if (whole) next_x[v] = load(x, n + step, column[v]);
+            if (whole) next_dout[v] = load(dout, n + step, column[v]);
         }
         next_m = n + step < N ? mean[n + step] : 0.0f;
         next_r = n + step < N ? rstd[n + step] : 0.0f;
@@ -492,9 +488,15 @@ __global__ void __launch_bounds__(layernorm_backward_threads)
             for (int i = 0; i < size; i++) {
                 const float xhat = (a[i] - m) * r, g = product(d[i], b[i]);
                 dweight[v][i] += d[i] * xhat;
-                dbias[v][i] += d[i];
                 sums.g += g;
                 sums.gx += g * xhat;
+            }
+            for (int part = 0; part < size; part += 4) {
+                uint4& sum = own_sums[(v * size + part) / 4 * threads];
+                float s[4];
+                unpack<float>(sum, s);
+                for (int i = 0; i < 4; i++) s[i] += d[part + i];
+                sum = pack<float>(s);
             }
         }
         sums = {warp_sum(sums.g), warp_sum(sums.gx)};
@@ -525,23 +527,31 @@ __global__ void __launch_bounds__(layernorm_backward_threads)
             store_part<whole>(out + n * C, column[v], C, pack<T>(a));
         }
     }
-    // partial's row: the sums of the block's rows y, in their order.
-    float* const of_rows = reinterpret_cast<float*>(dynamic_shared_memory());
-    const auto write_partial = [&](float* to, const float (&own)[vectors][size]) {
-        for (unsigned y = 0; y < blockDim.y; y++) {
+    // partial's row: the sums of the block's rows y, whose threads' values lie in own_sums.
+    const auto write_partial = [&](float* to) {
+        __syncthreads();
+        if (threadIdx.y != 0) return;
 #pragma unroll
-            for (int v = 0; v < vectors; v++)
-                for (int i = 0; i < size; i++) {
-                    const int c = column[v] + i;
-                    if (y != threadIdx.y || c >= C) continue;
-                    const float sum = own[v][i] + (y > 0 ? of_rows[c] : 0.0f);
-                    (y + 1 < blockDim.y ? of_rows[c] : to[int64_t{blockIdx.x} * C + c]) = sum;
+        for (int v = 0; v < vectors; v++)
+            for (int part = 0; part < size; part += 4) {
+                float sum[4] = {};
+                for (unsigned y = 0; y < blockDim.y; y++) {
+                    float s[4];
+                    unpack<float>(own_sums[(v * size + part) / 4 * threads + y * blockDim.x], s);
+                    for (int i = 0; i < 4; i++) sum[i] += s[i];
                 }
-            __syncthreads();
-        }
+                for (int i = 0; i < 4; i++)
+                    if (const int c = column[v] + part + i; c < C) to[int64_t{blockIdx.x} * C + c] = sum[i];
+            }
     };
-    write_partial(partial, dweight);
-    write_partial(partial + int64_t{gridDim.x} * C, dbias);
+    write_partial(partial + int64_t{gridDim.x} * C);
+    __syncthreads();
+#pragma unroll
+    for (int v = 0; v < vectors; v++)
+        for (int part = 0; part < size; part += 4)
+            own_sums[(v * size + part) / 4 * threads] = pack<float>(
+                {dweight[v][part], dweight[v][part + 1], dweight[v][part + 2], dweight[v][part + 3]});
+    write_partial(partial);
 }
 
 // blockIdx.y: dweight, dbias.
@@ -554,7 +564,7 @@ __global__ void layernorm_backward_vectorized_kernel_columns(Dependent<G*> dweig
 }
 
 int64_t backward_workspace(const Call& c) {
-    return int64_t{2} * layernorm_backward_shape(c["N"], c["C"], c.launch.threads).blocks * c["C"] * 4;
+    return int64_t{2} * backward_shape(c["N"], c["C"], c.launch.threads).blocks * c["C"] * 4;
 }
 
 template <class T, class G>
@@ -564,10 +574,10 @@ void layernorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<G, 1>
                                    View<const float, 1> rstd, View<const T, 2> dresidual, bool accumulate,
                                    LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1];
-    const BackwardShape shape = layernorm_backward_shape(N, C, context.threads);
+    const BackwardShape shape = backward_shape(N, C, context.threads);
     const bool whole = is_whole(
         {dx.data, out.data, dout.data, x.data, weight.data, bias.data, dresidual.data}, C, vector_size<T>);
-    const size_t sums_bytes = shape.threads.y > 1 ? static_cast<size_t>(C) * sizeof(float) : 0;
+    const size_t sums_bytes = size_t{shape.threads.x} * shape.threads.y * max_backward * sizeof(float);
     float* const partial = static_cast<float*>(context.workspace);
     launch(Grid(shape.blocks, shape.threads, context.stream, sums_bytes),
            whole ? layernorm_backward_vectorized_kernel<T, true>
@@ -628,7 +638,7 @@ Operation layernorm_backward(
      {"vectorized", "rows in registers, 128-bit accesses, dweight and dbias as partial rows per block",
       instantiations<LLAMAC_KERNELS(layernorm_backward_vectorized, float),
                      layernorm_backward_vectorized<bf16, bf16>>(),
-      backward_fits, blocks_of(256, layernorm_backward_threads, 128), backward_workspace},
+      backward_fits, backward_block_sizes, backward_workspace},
      {"naive", "one thread per row, one thread per column for dweight and dbias",
       instantiations<LLAMAC_KERNELS(layernorm_backward_naive, float),
                      layernorm_backward_naive<bf16, bf16>>()},

@@ -144,11 +144,10 @@ struct BackwardShape {
     dim3 threads;
     int blocks;
 };
-// most_elements: of a row, that one thread keeps. most_threads: whose registers one multiprocessor holds.
-inline BackwardShape backward_shape(int64_t N, int64_t C, int wanted, int64_t most_elements = max_backward,
-                                    int most_threads = backward_threads) {
-    const int columns = row_threads(C, most_elements, 1), rows = std::max(1, wanted / columns);
-    const int resident = std::max(1, most_threads / (columns * rows));
+inline BackwardShape backward_shape(int64_t N, int64_t C, int wanted) {
+    const int columns = row_threads(C, max_backward, 1), rows = std::max(1, wanted / columns);
+    const int resident =
+        std::max(1, backward_threads / (columns * rows));  // whose registers one processor holds
     const int64_t most = int64_t{device_properties().multiprocessors} * resident;
     const int64_t blocks = std::min((N + rows - 1) / rows, most);
     return {dim3(static_cast<unsigned>(columns), static_cast<unsigned>(rows)), static_cast<int>(blocks)};
