@@ -30,6 +30,7 @@ STATES: dict[str, dict[str, str]] = {
 RECOMPUTE = ("none", "norm", "norm,swiglu", "norm,swiglu,qkv,attention", "block:4", "block:2", "block")
 ALIKE = 1.005  # estimates within this ratio do not tell which is faster
 MOST_DEVICES = 4096
+MOST_STAGES = 16  # of a pipeline
 LISTED = 10  # meshes
 LONG = 16384  # tokens of a sequence from which context parallelism is searched for
 WIDTH = 100  # of lines of a configuration
@@ -102,20 +103,16 @@ class Search:
     def meshes(self, devices: int) -> list[Mesh]:
         """Tensor and context parallelism stay within a node: each layer waits for their exchanges."""
         shape = json.loads(native.model(self.values["model"], 1)[2])
-        most_tp, most_pp = (
-            min(self.per_node, devices),
-            shape.get("num_hidden_layers", shape.get("n_layer", 1)),
-        )
-        if shape["model_type"] == "bert" or self.values["frozen-dtype"] == "fp8":
-            most_tp = 1
-        if shape["model_type"] == "bert":
-            most_pp = 1
-        long = self.values["seq-len"] >= LONG and shape["model_type"] != "bert"
+        if shape["model_type"] == "bert":  # on none of these axes
+            return [Mesh()] if self.batches(devices) else []
+        most_tp = 1 if self.values["frozen-dtype"] == "fp8" else min(self.per_node, devices)
+        most_pp = min(shape.get("num_hidden_layers", shape.get("n_layer", 1)), MOST_STAGES)
+        long = self.values["seq-len"] >= LONG
         return [
             mesh
             for tp in powers_of_2(most_tp)
             for cp in powers_of_2(self.per_node // tp if long else 1)
-            for pp in powers_of_2(min(most_pp, 16))
+            for pp in powers_of_2(most_pp)
             if devices % (mesh := Mesh(tp, cp, pp)).parts == 0 and self.batches(devices, mesh)
         ]
 
@@ -242,8 +239,8 @@ def days(seconds: float) -> str:
     return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
 
 
-def row_of(search: Search, plan: Plan, steps: int) -> dict[str, str]:
-    """A plan's flags and estimates, as texts."""
+def row_of(plan: Plan, steps: int, alone: float) -> dict[str, str]:
+    """A plan's flags and estimates, as texts. alone: seconds per step of one device."""
     f, e = plan.flags, plan.estimate
     data = f["devices"] // (f["tp"] * f["cp"] * f["pp"])
     return {
@@ -258,14 +255,16 @@ def row_of(search: Search, plan: Plan, steps: int) -> dict[str, str]:
         "GiB": f"{e['memory'] / 2**30:.1f}",
         "s/step": f"{e['seconds']:.3g}",
         "tokens/s": f"{e['tokens_per_step'] / e['seconds']:,.0f}",
-        "% of one": f"{100 * search.one_device(plan.states) / f['devices'] / e['seconds']:.1f}",
+        "% of one": f"{100 * alone / f['devices'] / e['seconds']:.1f}",
         "days": days(steps * e["seconds"]),
     }  # fmt: skip
 
 
 def plan_table(search: Search, plans: list[Plan], steps: int) -> str:
-    """A row per plan. % of one: tokens per second and device, of those of one device alone."""
-    rows = [row_of(search, plan, steps) for plan in plans]
+    """A row per plan, of one choice of states. % of one: tokens per second and device, of those of one device
+    alone."""
+    alone = search.one_device(plans[0].states)
+    rows = [row_of(plan, steps, alone) for plan in plans]
     heading = ["plan", *rows[0]]
     return table(heading, 1, ([str(i), *row.values()] for i, row in enumerate(rows, 1)))
 

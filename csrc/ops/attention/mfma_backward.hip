@@ -49,8 +49,8 @@ struct MfmaWorkspace {
           turns(reinterpret_cast<int*>(sums + B * NH * padded(T) * HD)),
           begun(turns + B * NH * padded(T) / least_step),
           time(padded(T)) {}
-    static constexpr int least_step = 32,
-                         counters = 8;  // of the device that has most XCDs: the host does not know xcds
+    static constexpr int least_step = 32;
+    static constexpr int counters = 8;  // of the device that has most XCDs: the host does not know xcds
     static int64_t padded(int64_t T) { return (T + 63) / 64 * 64; }
     static int64_t bytes(int64_t B, int64_t NH, int64_t T, int64_t HD) {
         return B * NH * padded(T) * (2 + HD) * 4 + (B * NH * padded(T) / least_step + counters) * 4;
