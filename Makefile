@@ -56,20 +56,23 @@ export PATH := $(CURDIR)/.venv/cmake:$(PATH)
 # pip installs sources only (dev/setup.sh): Python keeps what it compiles, or each process compiles PyTorch again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train_llama3 program install test test-all warp32 chaos chaos-short levels sanitize race fuzz fuzz-smoke memcheck targets targets-amd rocm isa validate bench bench-train bench-cpu reference lint format clean setup setup-test text native
+.PHONY: train_llama3 program install test test-all warp32 chaos chaos-short levels sanitize race fuzz fuzz-smoke memcheck targets targets-amd rocm isa validate bench bench-train bench-cpu reference lint format clean setup setup-build setup-test text native
 
 setup:
 	@$(SETUP)
 
+setup-build:
+	@$(SETUP) build
+
 setup-test: setup
 	@$(SETUP) test
 
-# Side by side: the text keeps one core busy.
-train_llama3: setup
+# Side by side: the other packages and the text keep one core busy.
+train_llama3: setup-build
 	$(MAKE) --no-print-directory --jobs 2 text program
 
 # llamac._native in llamac/ is found where `make native` has installed none.
-program: setup
+program: setup-build
 	cmake -S . -B $(BUILD) -DLLAMAC_PLATFORM=$(PLATFORM) -DLLAMAC_PYTHON=native -DPython_EXECUTABLE='$(CURDIR)/$(VENV)'
 	cmake --build $(BUILD) --parallel $(JOBS) --target train_llama3 llamac_python
 	ln -sf $(BUILD)/train_llama3 train_llama3

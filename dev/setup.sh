@@ -1,8 +1,9 @@
 #!/bin/sh
-# setup.sh [test|targets|fuzz|levels|lint]: installs what training needs; with "test", also what the Python package and the
-# tests need; with "targets", also what compiling for AMD without ROCm needs; with "fuzz", clang with libFuzzer; with
-# "levels", an emulator of other processors; with "lint", also dev/lint.sh's tools. Nothing else in the project installs
-# anything. What is there already is kept: it can be called, or interrupted, at any time.
+# setup.sh [build|test|targets|fuzz|levels|lint]: installs what training needs; with "build", only what compiling the
+# program needs; with "test", also what the Python package and the tests need; with "targets", also what compiling for AMD
+# without ROCm needs; with "fuzz", clang with libFuzzer; with "levels", an emulator of other processors; with "lint", also
+# dev/lint.sh's tools. Nothing else in the project installs anything. What is there already is kept: it can be called, or
+# interrupted, at any time.
 #
 # System packages are installed with apt as root; otherwise they are named with the line that installs them. Python
 # packages go into .venv. Environment (the Makefile passes its variables on):
@@ -120,7 +121,8 @@ check_compiler() {    # of the GPU's kernels; before CMake looks for it
         [ "$platform" = nvidia ] || stop "TOOLKIT=pip is for PLATFORM=nvidia, found PLATFORM=$platform"
         return 0
     fi
-    [ "$kind" = run ] && [ -z "$(dev/platform.sh compiler "$platform")" ] || return 0
+    case "$kind" in build | run) ;; *) return 0 ;; esac
+    [ -z "$(dev/platform.sh compiler "$platform")" ] || return 0
     case "$platform" in
         nvidia) stop "no CUDA compiler (nvcc) was found for this machine's NVIDIA GPU. Any one of these helps:" \
             "  make setup TOOLKIT=pip       takes it from PyPI into .venv (0.6 GB; driver 580 or newer)" \
@@ -159,14 +161,29 @@ install_cmake() {
 }
 
 install_python_packages() {
-    if ! is_done run; then
+    if ! is_done build; then
         pip_install 'pip>=25.1'
+        pip_install --group build
+        stamp build >.venv/build
+    fi
+    [ "$platform" != amd ] || has_cmake_for_rocm || install_cmake
+    if [ "${TOOLKIT:-}" = pip ]; then
+        driver=$(sed 's/\..*//' /sys/module/nvidia/version 2>/dev/null || true)
+        [ "${driver:-580}" -ge 580 ] || stop \
+            "the NVIDIA driver is $driver, CUDA 13 needs 580 or newer: update it, or install CUDA 12's system packages"
+        pip_install "$pip_toolkit"
+        for toolkit in .venv/lib/python3*/site-packages/nvidia/cu13; do
+            ln -sfn lib "$toolkit/lib64"    # where nvcc 13.0 and CMake look, by the names that they look for
+            ln -sfn libcudart.so.13 "$toolkit/lib/libcudart.so"
+        done
+    fi
+    [ "$kind" != build ] || return 0
+    if ! is_done run; then
         pip_install --group run
         # The command llamac; what it imports is the checkout's. `make native` installs it with the compiled modules.
         [ -e .venv/bin/llamac ] || pip_install --no-build-isolation --no-deps --config-settings wheel.cmake=false -e .
         stamp run >.venv/run
     fi
-    [ "$platform" != amd ] || has_cmake_for_rocm || install_cmake
     if [ "$kind" != run ] && ! is_done test; then
         # shellcheck disable=SC2086 # words
         "$venv" dev/install_torch.py ${TORCH:-}
@@ -179,16 +196,6 @@ install_python_packages() {
     fi
     if [ "$kind" = targets ] && [ -n "$(dev/platform.sh compiler nvidia)" ]; then
         pip_install --no-deps 'nvidia-cublas>=13,<14'    # cublasLt.h, which not every toolkit has
-    fi
-    if [ "${TOOLKIT:-}" = pip ]; then
-        driver=$(sed 's/\..*//' /sys/module/nvidia/version 2>/dev/null || true)
-        [ "${driver:-580}" -ge 580 ] || stop \
-            "the NVIDIA driver is $driver, CUDA 13 needs 580 or newer: update it, or install CUDA 12's system packages"
-        pip_install "$pip_toolkit"
-        for toolkit in .venv/lib/python3*/site-packages/nvidia/cu13; do
-            ln -sfn lib "$toolkit/lib64"    # where nvcc 13.0 and CMake look, by the names that they look for
-            ln -sfn libcudart.so.13 "$toolkit/lib/libcudart.so"
-        done
     fi
 }
 
