@@ -9,7 +9,7 @@ from llamac.eval.questions import Asked, Questions
 
 
 def read_questions(path: Path) -> Questions:
-    """A file NAME.questions, by docs/training.md, "The file of questions"."""
+    """A file NAME.questions, by csrc/data/questions.h."""
     words = np.frombuffer(path.read_bytes(), "<u4").tolist()
     _, _, vocab_size, n, choices, _, low, high, *_ = words
     every, sizes, ids = (

@@ -1,5 +1,10 @@
-// A file of multiple-choice questions in token ids, NAME.questions, as `llamac eval --prepare` writes it.
-// docs/training.md, "The file of questions", has the format.
+// A file of multiple-choice questions in token ids, NAME.questions, as `llamac eval --prepare` writes it. Words of
+// 32 bits:
+//   16: the header of vocabulary.h with 20261125 first, the size of the vocabulary in place of n, the numbers of
+//     questions, choices and ids in place of bos, eos and pad, and 1 in place of Dropped if choices have lengths
+//   2 per question: the number of choices; the index of the correct one, from 0
+//   3 per choice: the numbers of ids of context and continuation; the length in characters, or 0
+//   1 per id: of each choice in turn: context, then continuation
 #pragma once
 #include <cstdint>
 #include <string>

@@ -1,5 +1,11 @@
-// The vocabulary file, tokenizer.vocab: the bytes of each token id, of any tokenizer. docs/training.md, "The
-// vocabulary file", has the format; llamac/data/vocabulary.py writes it.
+// The vocabulary file, tokenizer.vocab: the bytes of each token id, of any tokenizer, as llamac/data/vocabulary.py
+// writes them. Little-endian words of 32 bits, then bytes:
+//   16 words: 20241124; version 1; n, the number of ids, 1 to 2^22; ids of bos, eos and pad (2^32 - 1: none);
+//     the tokenizer's hash, as the shards record it, low and high half; XXH3_64 of everything after these words,
+//     likewise; Dropped; five zeros
+//   n words: the end of each token's bytes, as an offset from the first token's first byte
+//   the bytes of all tokens, in the order of their ids, as the tokenizer's decoder gives them: a text is their
+//     concatenation
 #pragma once
 #include <string>
 #include <string_view>

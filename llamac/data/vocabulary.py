@@ -1,5 +1,5 @@
 """Writes the vocabulary file, tokenizer.vocab: the bytes of each token id, with which the C program decodes
-the ids of any tokenizer (csrc/data/vocabulary.cpp). docs/training.md, "The vocabulary file", has the format.
+the ids of any tokenizer (csrc/data/vocabulary.h has the format).
 """
 
 from dataclasses import dataclass

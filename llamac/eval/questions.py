@@ -1,5 +1,5 @@
 """Writes a file of multiple-choice questions in token ids, NAME.questions, for the evaluations of a training
-run (csrc/data/questions.h). docs/training.md, "The file of questions", has the format.
+run (csrc/data/questions.h has the format).
 """
 
 from dataclasses import dataclass

@@ -16,7 +16,7 @@
 // sizes of types, hardly on their pairs.
 //
 // --every N: every Nth shape alone, other ones for each combination of types; without --once, of the large shapes, which take
-// most of the time. `make test-all` runs every shape. For sanitizers: whether a barrier is missing hardly depends on the shape.
+// most of the time, and each of those with one of N or more combinations. `make test-all` runs every shape. For sanitizers: whether a barrier is missing hardly depends on the shape.
 //
 // --fault NAME puts a wrong variant in the place of all others: the checks have to see it in every operation
 // to which it applies, for every combination of the types' sizes; then the program ends with 1, as with any failure,
@@ -146,7 +146,9 @@ void check_instantiation(const Operation& op, const Variant& v, const Instantiat
     size_t ran = 0;
     int seen = 0, mattered = 0;
     double tightest = 0;
-    int step = tally.every;
+    int step = tally.every > 1 && !tally.once
+                   ? std::max(tally.every, static_cast<int>(v.instantiations.size()))
+                   : tally.every;
     const int turn_of_types = static_cast<int>(&entry - v.instantiations.data());
     const auto report = [&](const std::string& what) {
         if (tally.reported++ < 40) std::printf("FAILED %s\n", what.c_str());

@@ -503,36 +503,31 @@ TEST(check_predicted_rows) {
                          "0.05",
                          "--total-batch-size",
                          "1024"};
-    const auto run = [&](const Options& o) {
-        Trainer t(o, 1);
-        int64_t rows = 0;
-        const Observer observer = observe_calls([&](const Call& call, const Variant&) {
-            if (call.op->name == "cross_entropy") rows += call["N"];
-        });
-        t.model.context.observer = &observer;
-        t.start_step();
-        check(rows == 2 * 128 && std::isfinite(t.finish_step().loss));
-        check(flops_per_token(t.config, 32) - t.flops_per_token() ==
-              6.0 * static_cast<double>(t.config.V * t.config.C) * (512 - 128) / 512);
-        rows = 0;
-        t.start_step(
-            [&](int64_t micro, int32_t* tokens, int32_t* targets) {
-                for (int k = 0; k < 512; k++)
-                    tokens[k] = k % 128, targets[k] = micro == 0 || k < 9 ? 5 : ignore_index;
-            },
-            521);
-        check(rows == 512 + 128 && std::isfinite(t.finish_step().loss));
-        t.model.context.observer = nullptr;
-        Trainer again(o, 1);
-        return train(again);
-    };
-    Options o = small_run(words);
-    run(o);
-    o.kernel = all_kernels();
-    o.graphs = true;
-    const Trained replayed = run(o);
-    o.graphs = false;
-    check(run(o) == replayed, "graphs: other bits");
+    const Options o = small_run(words);
+    Trainer t(o, 1);
+    int64_t rows = 0;
+    const Observer observer = observe_calls([&](const Call& call, const Variant&) {
+        if (call.op->name == "cross_entropy") rows += call["N"];
+    });
+    t.model.context.observer = &observer;
+    t.start_step();
+    check(rows == 2 * 128 && std::isfinite(t.finish_step().loss));
+    check(flops_per_token(t.config, 32) - t.flops_per_token() ==
+          6.0 * static_cast<double>(t.config.V * t.config.C) * (512 - 128) / 512);
+    rows = 0;
+    t.start_step(
+        [&](int64_t micro, int32_t* tokens, int32_t* targets) {
+            for (int k = 0; k < 512; k++)
+                tokens[k] = k % 128, targets[k] = micro == 0 || k < 9 ? 5 : ignore_index;
+        },
+        521);
+    check(rows == 512 + 128 && std::isfinite(t.finish_step().loss));
+    Options kernels = o;
+    kernels.kernel = all_kernels();
+    kernels.graphs = true;
+    const Trained replayed = train(kernels, 1);
+    kernels.graphs = false;
+    check(train(kernels, 1) == replayed, "graphs: other bits");
 }
 
 // Products have 8 columns per rank or more, of which those that no adapter fills stay 0.

@@ -51,7 +51,7 @@ def packed(tmp_path_factory) -> dict:
     ("name", "mesh", "zero", "documents"),
     [
         ("tied-gqa window", "cp 4", 1, False),
-        ("gpt2", "cp 2 dp 2", 3, True),
+        pytest.param("gpt2", "cp 2 dp 2", 3, True, marks=pytest.mark.slow),
         pytest.param("tied-gqa", "cp 4", 0, True, marks=pytest.mark.slow),
         pytest.param("untied-mha", "cp 2", 0, False, marks=pytest.mark.slow),
         pytest.param("qwen2", "cp 2", 2, True, marks=pytest.mark.slow),

@@ -71,7 +71,7 @@ def test_the_losses_of_one_rank(train, data, tmp_path, alone, ranks):
     [
         ("bf16", "tied-gqa", "2", (0, 1, 2, 3, 3)),
         ("fp16", "tied-gqa", "2", (0, 3)),
-        ("bf16", "tied-gqa", "2 groups of 2", (0, 1, 2, 3)),
+        ("bf16", "tied-gqa", "2 groups of 2", (0, 2)),
         ("bf16-throughout", "qwen2", "2 groups of 2", (0, 3)),
         ("bf16-throughout", "qwen3", "2", (0, 2)),
         ("bf16-throughout", "gpt2", "2 groups of 2", (1, 3)),
@@ -116,7 +116,7 @@ def test_the_type_of_the_sums(train, data, tmp_path, grad_dtype, reduce_dtype, g
     more = {"dtype": "bf16", "grad_dtype": grad_dtype, "shard_group": group, "batch_size": 1, "steps": 4}
     more |= SHORT | {"devices": 4 if group else 2}
     train(*flags(data, tmp_path / "own", **more))
-    for level in (0, 2, 3):
+    for level in (0, 2 if group else 3):
         out = tmp_path / f"zero{level}"
         train(*flags(data, out, zero=level, reduce_dtype=reduce_dtype, **more))
         assert numbers(out) == numbers(tmp_path / "zero0")

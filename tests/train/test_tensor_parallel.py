@@ -50,7 +50,7 @@ def model(tmp_path):
     [
         ("untied-mha", "tp 4"),
         pytest.param("qwen2", "tp 2", marks=pytest.mark.slow),
-        ("qwen3", "tp 2"),
+        pytest.param("qwen3", "tp 2", marks=pytest.mark.slow),
         pytest.param("gpt2", "tp 4", marks=pytest.mark.slow),
         pytest.param("tied-gqa", "tp 2", marks=pytest.mark.slow),
         pytest.param("qwen3", "tp 2 dp 2", marks=pytest.mark.slow),
