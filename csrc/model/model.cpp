@@ -292,7 +292,7 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch, int64_t chunk) {
     reduce_gradients(m, 0, micro_batch);
 }
 
-// The backward pass, behind a forward pass whose exchanges are open.
+// The backward pass, behind a forward pass whose exchanges are open. Its own stay open.
 void backward_half(Model& m, const MicroBatch& micro_batch, int64_t chunk) {
     if (m.parameters.layers[chunk].end == m.config.L) {
         begin_fp8_pass(m, true, micro_batch.first);  // the head's weight has codes of its own
@@ -304,7 +304,6 @@ void backward_half(Model& m, const MicroBatch& micro_batch, int64_t chunk) {
         if (m.loss_squares.data && micro_batch.last) sum_over_ranks(m, m.loss_squares);
     }
     backward_trunk(m, micro_batch, chunk);
-    join_exchanges(m);
 }
 
 // The forward pass of this stage, without gradients.
@@ -541,6 +540,7 @@ void forward_layers(Model& m, bool first, int64_t chunk) {
 void backward_layers(Model& m, bool first, bool last, int64_t chunk) {
     fork_exchanges(m);
     backward_half(m, {first, last}, chunk);
+    join_exchanges(m);
     const Tensor gradient = own_rows(m, m.activations.dresidual);
     // The gradient of the next pass comes before this one has gone.
     if (m.outgoing.data && !m.context.dry_run)
@@ -553,6 +553,8 @@ void forward_backward(Model& m, bool first, bool last) {
     const auto chunks = static_cast<int64_t>(m.parameters.layers.size());
     for (int64_t chunk = 0; chunk < chunks; chunk++) forward_trunk(m, true, chunk);
     for (int64_t chunk = chunks - 1; chunk >= 0; chunk--) backward_half(m, {first, last}, chunk);
+    if (last && sums_squares_in_backward(m)) sum_squares(m);
+    join_exchanges(m);
 }
 
 double mean(const float* losses, int64_t count) {

@@ -112,7 +112,8 @@ void zero_padding(Model& m, int64_t segment) {
 
 void reduce_among(Model& m, Communicator& among, const Tensor& x, Reduction reduction) {
     follow_model(m);
-    m.exchanges->enqueue([&m, &among, x, reduction] { all_reduce(exchange_context(m), among, x, reduction); });
+    m.exchanges->enqueue(
+        [&m, &among, x, reduction] { all_reduce(exchange_context(m), among, x, reduction); });
     join_exchanges(m);
 }
 
