@@ -99,8 +99,7 @@ void forward_trunk(Model& m, bool trains, int64_t chunk, const CachedRows* cache
     const Parameters& p = m.parameters;
     const Range range("forward");
     const Activations& a = m.activations;
-    fork_exchanges(m);
-    m.gathered = {};  // the weights may be others by now
+    fork_exchanges(m);  // the weights may be others by now
     const LayerRange& layers = p.layers[chunk];
     const bool to_head = layers.end == m.config.L;
     if (layers.first == 0) {
@@ -293,7 +292,7 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch, int64_t chunk) {
     reduce_gradients(m, 0, micro_batch);
 }
 
-// The backward pass, behind a forward pass whose exchanges are open.
+// The backward pass, behind a forward pass whose exchanges are open. Its own stay open.
 void backward_half(Model& m, const MicroBatch& micro_batch, int64_t chunk) {
     if (m.parameters.layers[chunk].end == m.config.L) {
         begin_fp8_pass(m, true, micro_batch.first);  // the head's weight has codes of its own
@@ -305,11 +304,11 @@ void backward_half(Model& m, const MicroBatch& micro_batch, int64_t chunk) {
         if (m.loss_squares.data && micro_batch.last) sum_over_ranks(m, m.loss_squares);
     }
     backward_trunk(m, micro_batch, chunk);
-    join_exchanges(m);
 }
 
 // The forward pass of this stage, without gradients.
 void forward_stage(Model& m, const CachedRows* cached = nullptr) {
+    complete_weights(m);
     for (int64_t chunk = 0; chunk < std::ssize(m.parameters.layers); chunk++) {
         receive_input(m, chunk);
         forward_trunk(m, false, chunk, cached);
@@ -392,7 +391,6 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
                      options.sharding.groups())),
       kernels(options_.kernels),
       context(computing_context()) {
-    if (ranks) exchanges.emplace();
     context.stream = stream.handle;
     context.workspace = &workspace;
     context.kernels = &kernels;
@@ -405,6 +403,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     check_context_parallel(config, options);
     plan_parameters(parameters, config, whole.V, options.precision, options.sharding, options.tensor, layers,
                     options.frozen, options.frozen_codes, options.lora, options.training, arena);
+    if (ranks) exchanges.emplace(parameters.segments.size());
     if (options.lora.rank > 0) plan_lora(lora.emplace(), config, parameters, options, arena);
     if (options.fp8)
         plan_fp8(fp8.emplace(), *options.fp8, config, parameters, options.rows(), options.micro_batches,
@@ -533,14 +532,15 @@ void forward(Model& m) {
 
 void forward_layers(Model& m, bool first, int64_t chunk) {
     begin_fp8_pass(m, true, first);
+    set_stale(m, first, m.parameters.segment_of(m.parameters.layers[chunk].first));
     forward_trunk(m, true, chunk);
     join_exchanges(m);
 }
 
 void backward_layers(Model& m, bool first, bool last, int64_t chunk) {
     fork_exchanges(m);
-    m.gathered = {};  // by the pass of another micro-batch
     backward_half(m, {first, last}, chunk);
+    join_exchanges(m);
     const Tensor gradient = own_rows(m, m.activations.dresidual);
     // The gradient of the next pass comes before this one has gone.
     if (m.outgoing.data && !m.context.dry_run)
@@ -549,9 +549,12 @@ void backward_layers(Model& m, bool first, bool last, int64_t chunk) {
 
 void forward_backward(Model& m, bool first, bool last) {
     begin_fp8_pass(m, true, first);
+    set_stale(m, first);
     const auto chunks = static_cast<int64_t>(m.parameters.layers.size());
     for (int64_t chunk = 0; chunk < chunks; chunk++) forward_trunk(m, true, chunk);
     for (int64_t chunk = chunks - 1; chunk >= 0; chunk--) backward_half(m, {first, last}, chunk);
+    if (last && sums_squares_in_backward(m)) sum_squares(m);
+    join_exchanges(m);
 }
 
 double mean(const float* losses, int64_t count) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <array>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -10,6 +11,7 @@
 #include "core/library_gemm.h"
 #include "core/safetensors.h"
 #include "model/activations.h"
+#include "model/exchanges.h"
 #include "model/lora.h"
 #include "platform/stream.h"
 
@@ -64,16 +66,11 @@ struct Model {
     // With fp16 weights: the scale of the losses' gradients, dloss times it, and update_loss_scale's counts [1,2], whose second
     // is AdamW's step.
     Tensor loss_scale, scaled_dloss, loss_scale_counts;
-    // With several ranks (model/zero.h): the stream of the collectives and its events, by a segment's buffer.
-    struct Exchanges {
-        Stream stream;
-        Event computed, done;
-        std::array<Event, GatherBuffers::count> gathered, reduced;
-    };
-    std::optional<Exchanges> exchanges;
-    std::array<std::optional<int64_t>, GatherBuffers::count>
-        gathered;                                          // the segment in each buffer of shared weights
-    std::array<bool, GatherBuffers::count> reducing = {};  // whether a buffer's gradients are being reduced
+    std::optional<Exchanges> exchanges;  // with several ranks
+    // The segment that was gathered last of those that take turns in a buffer of shared weights.
+    std::array<std::optional<int64_t>, GatherBuffers::count> gathered;
+    // At levels 1 and 2: the segments from this one on may have the weights of other ranks from before the last optimizer step.
+    int64_t stale_from = std::numeric_limits<int64_t>::max();
     // Where set, sees every activation and gradient, by its name in the debug state, while it holds its
     // value.
     std::function<void(const std::string& name, const Tensor& value)> hook;

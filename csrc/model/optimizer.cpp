@@ -22,21 +22,29 @@ OptimizerState optimizer_state(const Parameters& p, const Parameter& parameter, 
     return {of(p.weights), of(p.master), of(p.m), of(p.v)};
 }
 
+bool sums_squares_in_backward(const Model& m) {
+    return m.ranks && !m.pipeline;
+}
+
 void sum_squares(Model& m) {
     const Parameters& p = m.parameters;
     const bool has_copies = m.options.pipeline.ranks > 1 && p.is_tied;
+    const auto segments = static_cast<int64_t>(p.segments.size());
     if (p.sharding.group == 1 && p.tensor.ranks == 1 && !has_copies) {
+        for (int64_t segment = 0; segment < segments; segment++) wait_for_reduction(m, segment);
         global_norm(m.context, {.squares = m.squares, .x = p.gradients, .accumulate = false});
         return reduce_over_stages(m, m.squares);
     }
     bool first = true;
-    for (const Segment& segment : p.segments)
-        for (const FlatParam& flat : segment.flat_params) {
+    for (int64_t segment = segments - 1; segment >= 0; segment--) {  // in the order of the reductions
+        wait_for_reduction(m, segment);
+        for (const FlatParam& flat : p.segments[segment].flat_params) {
             if (flat.is_copy || (!flat.split && p.tensor.rank > 0)) continue;  // another rank has the same
             global_norm(m.context,
                         {.squares = m.squares, .x = p.own(p.gradients, flat), .accumulate = !first});
             first = false;
         }
+    }
     if (p.sharding.group > 1) sum_over_shards(m, m.squares);
     reduce_over_tensor(m, m.squares);
     reduce_over_stages(m, m.squares);
@@ -140,7 +148,7 @@ size_t end_of_run(const Model& m, size_t begin) {
 void optimizer_step(Model& m, const AdamW& adamw, uint64_t seed) {
     const std::vector<Parameter>& table = m.parameters.table;
     fork_exchanges(m);
-    sum_squares(m);
+    if (!sums_squares_in_backward(m)) sum_squares(m);
     update_fp8_scales(m);
     for (size_t begin = 0, end; begin < table.size(); begin = end) {
         end = end_of_run(m, begin);

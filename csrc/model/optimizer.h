@@ -22,6 +22,9 @@ struct OptimizerState {
 OptimizerState optimizer_state(const Parameters& p, const Parameter& parameter, int64_t first, int64_t count);
 // model.squares as above.
 void sum_squares(Model& model);
+// Whether the backward pass of the last micro-batch computes model.squares, beside the last reductions: data-parallel ranks without
+// stages. Otherwise optimizer_step() does.
+bool sums_squares_in_backward(const Model& model);
 // AdamW on the elements of a parameter from `first` on that lie in `state`; reads their gradients and model.squares.
 void update(Model& model, const Parameter& parameter, int64_t first, const OptimizerState& state,
             const AdamW& adamw, uint64_t seed);

@@ -1,5 +1,8 @@
 #include "model/zero.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "model/tensor_parallel.h"
 #include "ops/operations.h"
 #include "platform/ranges.h"
@@ -80,16 +83,18 @@ void gather_own_weights(Model& m, int64_t segment) {
     gather(m, segment, in_use, own);
 }
 
-// The work enqueued so far has finished with the weights that overlap the segment's buffer.
+// Unless the weights are there. The work enqueued so far has finished with those that overlap the segment's buffer.
 void begin_to_gather(Model& m, int64_t segment) {
     const size_t index = m.parameters.buffer_of(segment);
-    if (m.gathered[index] == segment) return;
+    const bool shared = m.options.sharding.shares_weights();
+    if (m.gathered[index] == segment || (!shared && segment < m.stale_from)) return;
     for (size_t other = 0; other < GatherBuffers::count; other++)
         if (m.parameters.weight_buffers.overlap(index, other)) m.gathered[other].reset();
     follow_model(m);
-    gather_own_weights(m, segment);
-    m.exchanges->gathered[index].record(m.exchanges->stream.handle);
+    m.exchanges->enqueue([&m, segment] { gather_own_weights(m, segment); });
+    m.exchanges->record(m.exchanges->gathered[index]);
     m.gathered[index] = segment;
+    if (!shared) m.stale_from = segment + 1;
 }
 
 // The padding of a flat parameter's shards holds values of other segments.
@@ -107,53 +112,14 @@ void zero_padding(Model& m, int64_t segment) {
 
 void reduce_among(Model& m, Communicator& among, const Tensor& x, Reduction reduction) {
     follow_model(m);
-    all_reduce(exchange_context(m), among, x, reduction);
+    m.exchanges->enqueue(
+        [&m, &among, x, reduction] { all_reduce(exchange_context(m), among, x, reduction); });
     join_exchanges(m);
 }
 
-}  // namespace
-
-void fork_exchanges(Model& m) {
-    if (is_alone(m)) return;
-    m.reducing = {};
-    follow_model(m);
-}
-
-void join_exchanges(Model& m) {
-    if (is_alone(m)) return;
-    m.exchanges->done.record(m.exchanges->stream.handle);
-    m.exchanges->done.wait_event(m.context.stream);
-}
-
-void gather_weights(Model& m, int64_t segment, int64_t next) {
-    if (is_alone(m) || !m.options.sharding.shares_weights()) return;
+// Sums a segment's gradients over the ranks.
+void reduce(Model& m, int64_t segment, const MicroBatch& micro_batch) {
     const Parameters& p = m.parameters;
-    begin_to_gather(m, segment);
-    m.exchanges->gathered[p.buffer_of(segment)].wait_event(m.context.stream);
-    if (next < 0 || next >= static_cast<int64_t>(p.segments.size())) return;
-    if (!p.weight_buffers.overlap(p.buffer_of(segment), p.buffer_of(next))) begin_to_gather(m, next);
-}
-
-bool accumulates_in_place(const Model& m, const MicroBatch& micro_batch) {
-    return !micro_batch.first && !m.options.sharding.shares_gradients();
-}
-
-void begin_gradients(Model& m, int64_t segment) {
-    if (is_alone(m) || !m.options.sharding.shares_gradients()) return;
-    const size_t index = m.parameters.buffer_of(segment);
-    for (size_t other = 0; other < GatherBuffers::count; other++) {
-        if (!m.reducing[other] || !m.parameters.gradient_buffers.overlap(index, other)) continue;
-        m.exchanges->reduced[other].wait_event(m.context.stream);
-        m.reducing[other] = false;
-    }
-}
-
-void reduce_gradients(Model& m, int64_t segment, const MicroBatch& micro_batch) {
-    const Parameters& p = m.parameters;
-    if (!p.sharding.shares_gradients() && !micro_batch.last) return;
-    sum_partial_gradients(m, segment);
-    if (is_alone(m)) return;
-    follow_model(m);
     if (p.sharding.shares_gradients()) zero_padding(m, segment);
     const Context context = exchange_context(m);
     const Tensor in_use = p.gradients_of(segment);
@@ -182,9 +148,68 @@ void reduce_gradients(Model& m, int64_t segment, const MicroBatch& micro_batch) 
     else if (in_place)
         for (const FlatParam& flat : p.segments[segment].flat_params)
             convert(context, {.out = p.own(p.gradients, flat), .x = own(flat), .accumulate = adds});
+}
+
+// Whether an optimizer step leaves the weights of other ranks' shards to be gathered.
+bool gathers_updated_weights(const Model& m) {
+    return m.options.sharding.shares_states() && !m.options.sharding.shares_weights();
+}
+
+}  // namespace
+
+void fork_exchanges(Model& m) {
+    if (is_alone(m)) return;
+    m.gathered = {};
+    follow_model(m);
+}
+
+void join_exchanges(Model& m) {
+    if (is_alone(m)) return;
+    m.exchanges->record(m.exchanges->done);
+    m.exchanges->wait(m.exchanges->done, m.context.stream);
+    m.exchanges->reducing.assign(m.exchanges->reducing.size(), false);
+}
+
+void set_stale(Model& m, bool stale, int64_t first) {
+    m.stale_from = stale ? std::max(first, gathered_by_optimizer) : std::numeric_limits<int64_t>::max();
+}
+
+void gather_weights(Model& m, int64_t segment, int64_t next) {
+    if (is_alone(m) || !m.options.sharding.shares_states()) return;
+    const Parameters& p = m.parameters;
     const size_t index = p.buffer_of(segment);
-    m.exchanges->reduced[index].record(m.exchanges->stream.handle);
-    m.reducing[index] = true;
+    begin_to_gather(m, segment);
+    if (m.gathered[index] == segment) m.exchanges->wait(m.exchanges->gathered[index], m.context.stream);
+    if (next < 0 || next >= static_cast<int64_t>(p.segments.size())) return;
+    if (!p.weight_buffers.overlap(p.buffer_of(segment), p.buffer_of(next))) begin_to_gather(m, next);
+}
+
+bool accumulates_in_place(const Model& m, const MicroBatch& micro_batch) {
+    return !micro_batch.first && !m.options.sharding.shares_gradients();
+}
+
+void begin_gradients(Model& m, int64_t segment) {
+    if (is_alone(m) || !m.options.sharding.shares_gradients()) return;
+    const Parameters& p = m.parameters;
+    for (int64_t other = 0; other < std::ssize(p.segments); other++)
+        if (p.gradient_buffers.overlap(p.buffer_of(segment), p.buffer_of(other)))
+            wait_for_reduction(m, other);
+}
+
+void wait_for_reduction(Model& m, int64_t segment) {
+    if (is_alone(m) || !m.exchanges->reducing[segment]) return;
+    m.exchanges->wait(m.exchanges->reduced[segment], m.context.stream);
+    m.exchanges->reducing[segment] = false;
+}
+
+void reduce_gradients(Model& m, int64_t segment, const MicroBatch& micro_batch) {
+    if (!m.parameters.sharding.shares_gradients() && !micro_batch.last) return;
+    sum_partial_gradients(m, segment);
+    if (is_alone(m)) return;
+    follow_model(m);
+    m.exchanges->enqueue([&m, segment, micro_batch] { reduce(m, segment, micro_batch); });
+    m.exchanges->record(m.exchanges->reduced[segment]);
+    m.exchanges->reducing[segment] = true;
 }
 
 void sum_over_ranks(Model& m, const Tensor& x) {
@@ -200,9 +225,20 @@ void max_over_ranks(Model& m, const Tensor& x) {
 }
 
 void exchange_updated_weights(Model& m, int64_t segment) {
-    if (is_alone(m) || !m.options.sharding.shares_states() || m.options.sharding.shares_weights()) return;
+    if (is_alone(m) || !gathers_updated_weights(m) || segment >= gathered_by_optimizer) return;
     follow_model(m);
-    gather_own_weights(m, segment);
+    m.exchanges->enqueue([&m, segment] { gather_own_weights(m, segment); });
+}
+
+void complete_weights(Model& m) {
+    if (is_alone(m) || !gathers_updated_weights(m)) return;
+    const auto segments = static_cast<int64_t>(m.parameters.segments.size());
+    if (m.stale_from >= segments) return;
+    fork_exchanges(m);
+    for (int64_t segment = m.stale_from; segment < segments; segment++)
+        m.exchanges->enqueue([&m, segment] { gather_own_weights(m, segment); });
+    join_exchanges(m);
+    set_stale(m, false);
 }
 
 }  // namespace llamac

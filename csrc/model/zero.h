@@ -2,10 +2,10 @@
 //
 // At every level, the gradient of each flat parameter is summed by a reduce_scatter of its shards within the group, then
 // by an all_reduce of each shard over the groups, in the type of Sharding::sums. Other ranks' data is gathered within
-// the group: at level 0 the gradients, at levels 1 and 2 the updated weights, and at level 3 the weights of a segment
-// before it computes. So levels differ in which rank holds which data, but not in the order of any sum.
+// the group: at level 0 the gradients, at levels 1 and 2 the updated weights, most of them in the next forward pass, and at level 3
+// the weights of a segment before it computes. So levels differ in which rank holds which data, but not in the order of any sum.
 //
-// All exchanges run on a separate stream (Model::exchanges), concurrently with the kernels of other segments. Every
+// All exchanges run on a separate stream (model/exchanges.h), concurrently with the kernels of other segments. Every
 // pass begins with a fork of the model's stream and ends with a join, so that one graph records both. Partial gradients
 // are first summed over the tensor axis (model/tensor_parallel.h).
 #pragma once
@@ -21,6 +21,12 @@ struct MicroBatch {
 // Around all that follows.
 void fork_exchanges(Model& model);
 void join_exchanges(Model& model);
+// The first segments, whose updated weights the optimizer step gathers at levels 1 and 2, beside AdamW of the others: the next
+// forward pass begins with them, and gathers each of the others while the segment before it computes.
+constexpr int64_t gathered_by_optimizer = 2;
+// Whether the weights of other ranks' shards, from segment `first` on, may be from before the last optimizer step. For one launch of a
+// pass, by its place in the step alone: a captured graph is replayed.
+void set_stale(Model& model, bool stale, int64_t first = 0);
 // Before a segment computes. next: the following segment (-1: none), gathered meanwhile unless its buffer overlaps.
 void gather_weights(Model& model, int64_t segment, int64_t next);
 // Whether kernels add to the gradients of earlier micro-batches. Sharded gradients are added after their reduction instead.
@@ -30,6 +36,8 @@ void begin_gradients(Model& model, int64_t segment);
 // When the segment's gradients are complete. Shared gradients are summed over the ranks after each micro-batch, others after
 // the last one.
 void reduce_gradients(Model& model, int64_t segment, const MicroBatch& micro_batch);
+// Before the segment's summed gradients are read: waits for its reduction in this pass.
+void wait_for_reduction(Model& model, int64_t segment);
 // x = its sum over all data-parallel ranks, or over those of the group, which hold all shards between them.
 void sum_over_ranks(Model& model, const Tensor& x);
 void sum_over_shards(Model& model, const Tensor& x);
@@ -37,5 +45,7 @@ void sum_over_shards(Model& model, const Tensor& x);
 void max_over_ranks(Model& model, const Tensor& x);
 // When all weights of the segment are updated.
 void exchange_updated_weights(Model& model, int64_t segment);
+// Before anything but the next training pass reads weights: gathers those that are missing. All ranks call it.
+void complete_weights(Model& model);
 
 }  // namespace llamac

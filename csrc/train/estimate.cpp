@@ -8,6 +8,7 @@
 
 #include "core/operation.h"
 #include "model/pipeline.h"
+#include "model/zero.h"
 #include "run/toml.h"
 #include "train/memory.h"
 
@@ -113,8 +114,8 @@ double exchanged_after(double window, const std::vector<double>& exchanges) {
     return std::max(end - window, 0.0);
 }
 
-// The same for a pass of ZeRO 3: a segment's weights are gathered while the segment before is computed, and its gradients, of a
-// backward pass, are summed while the next one is.
+// The same for a pass that gathers: a segment's weights are gathered while the segment before is computed, and its gradients, of a
+// backward pass of ZeRO 3, are summed while the next one is.
 double exchanged_around(double window, const std::vector<SegmentExchange>& exchanges, bool sums) {
     const double each = window / static_cast<double>(exchanges.size());
     double exchanged = exchanges.front().gather, gathered = exchanged, computed = 0;
@@ -148,7 +149,13 @@ void add_data_axis(Stage& stage, const Trainer& t, const Links& links) {
     } else {
         end = exchanged_after(stage.backward, sums);
     }
-    if (s.shares_states() && !s.shares_weights()) end += exchanged_after(stage.end, gathers);
+    if (s.shares_states() && !s.shares_weights()) {
+        // The optimizer gathers the first segments, and the next forward pass the others.
+        std::vector<SegmentExchange> later = all;
+        for (size_t i = 0; i < all.size(); i++)
+            (static_cast<int64_t>(i) < gathered_by_optimizer ? later[i].gather : gathers[i]) = 0;
+        end += exchanged_after(stage.end, gathers) + exchanged_around(stage.forward, later, false);
+    }
     stage.forward += forward;
     stage.backward += backward;
     stage.end += end;

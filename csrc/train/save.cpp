@@ -292,6 +292,8 @@ void visit_weights(Trainer& t, const std::function<void(const Parameter&, const 
                    const std::function<bool(const Parameter&)>& wanted) {
     Model& model = t.model;
     const Parameters& p = model.parameters;
+    complete_weights(model);
+    CHECK(hipStreamSynchronize(model.stream.handle));
     model.gathered = {};
     for (const Parameter& parameter : p.table) {
         gather_weights(model, parameter.segment, -1);

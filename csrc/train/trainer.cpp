@@ -17,6 +17,7 @@
 #include "core/folder.h"
 #include "core/library_gemm.h"
 #include "core/words.h"
+#include "model/zero.h"
 #include "ops/adamw.h"
 #include "platform/ranges.h"
 #include "train/evaluate.h"
@@ -573,6 +574,7 @@ void Trainer::start_step(const Fill& fill, std::optional<int64_t> counted) {
         copy_bytes_async(model.context, b.loss_scale.data, model.loss_scale.data, sizeof(float));
     if (verified) verifier->repeat_optimizer_step();
     launch(optimizer);
+    set_stale(model, true);
     copy_bytes_async(model.context, b.squares.data, model.squares.data, sizeof(double));
     if (model.loss_squares.data)
         copy_bytes_async(model.context, b.squares.data + 1, model.loss_squares.data, sizeof(double));

@@ -167,8 +167,10 @@ void Verifier::end_first_pass() {
 
 void Verifier::repeat_optimizer_step() {
     const Range range("verification");
-    sum_squares(model);
+    const bool is_summed = sums_squares_in_backward(model);
+    if (!is_summed) sum_squares(model);
     hash(model.squares, squares, 0);
+    if (is_summed) sum_squares(model);
     size_t row = 0;
     for (const Piece& piece : pieces) {
         const OptimizerState state = optimizer_state(model.parameters, *piece.parameter, piece.first,

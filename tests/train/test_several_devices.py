@@ -90,6 +90,12 @@ def test_levels_have_the_same_bits(train, data, tmp_path, precision, model, rank
         assert_same_state(out / "step_000004", tmp_path / "0/step_000004")
 
 
+def test_the_order_of_the_exchanges(build):
+    """Done as late as the waits of a step allow: check_zero.cpp."""
+    for code, text in as_ranks([build / "check_zero"], pipe="stdout"):
+        assert code == 0 and " 0 failed" in text, text
+
+
 def test_a_group_of_one_is_level_0(train, data, tmp_path):
     """Nothing is shared: the sums of two ranks have one order."""
     for name, more in (("a", {"zero": 3, "shard_group": 1}), ("b", {"zero": 0})):
