@@ -78,7 +78,7 @@ def adapted(folder: Path, model: str, targets: str, dtype: torch.dtype = torch.f
 
 
 def is_transposed(config, name: str) -> bool:
-    """Whether a B lies transposed in memory: where its linear has less than twice as many outputs as inputs."""
+    """Whether B lies transposed in memory: its linear has less than twice as many outputs as inputs."""
     heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     module = name.split(".lora_B")[0].rsplit(".", 1)[1]
     outputs = {"q_proj": heads, "k_proj": heads, "v_proj": heads}
