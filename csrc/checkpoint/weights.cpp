@@ -131,7 +131,7 @@ std::string load_weights(Parameters& p, const std::string& directory) {
         const bool is_head = p.is_tied && is_embedding && !files.find(parameter.name);
         read_weight(files, is_head && files.find(head_name) ? head_name : parameter.name, p, parameter,
                     upload);
-        if (!parameter.coded) continue;
+        if (!parameter.is_encoded()) continue;
         upload.finish();
         encode(computing_context(), p, parameter);
         CHECK(hipStreamSynchronize(computing_context().stream));

@@ -507,9 +507,13 @@ void forward_block(Model& m, int64_t layer, Run run, const CachedRows* cached) {
                    adds_bias = bias && (!sums || m.options.tensor.rank == 0);
         const Tensor out = sums ? terms_of(m, a.*row.out) : a.*row.out,
                      residual = row.adds_residual ? residual_of(m, layer, row) : Tensor{};
-        linear_forward(m, out, x, linear_weight(m, {layer, &row}), sums ? Tensor{} : residual,
-                       adds_bias ? m.parameters.weight(*bias) : Tensor{});
-        if (has_adapter(m, row)) lora_forward(m, layer, row, out, a.*row.x, !whole);
+        const Quantizable weight = linear_weight(m, {layer, &row});
+        const Tensor term = sums ? Tensor{} : residual,
+                     bias_of_all = adds_bias ? m.parameters.weight(*bias) : Tensor{};
+        if (has_adapter(m, row))
+            lora_forward(m, layer, row, out, a.*row.x, weight.values, term, bias_of_all, !whole);
+        else
+            linear_forward(m, out, x, weight, term, bias_of_all);
         if (sums) {
             reduce_rows(m, a.*row.out, out);
             scale_rows(m.context, {.out = a.*row.out, .x = residual, .scale = 1.0, .accumulate = true});
@@ -537,8 +541,10 @@ void backward_block(Model& m, int64_t layer, bool accumulate) {
         // Nothing reads the gradient of the input of the first block that trains, unless its norm trains.
         const bool reaches = &row != block_linears.data() || trains_input(m, layer);
         const Tensor& dx = input_gradient(m, row);
-        if (reaches) linear_backward_input(m, dx, dout, weight, row.norm && m.config.post_norm);
-        if (has_adapter(m, row)) lora_backward_input(m, layer, row, reaches ? dx : Tensor{}, d.*row.dout);
+        if (has_adapter(m, row))
+            lora_backward_input(m, layer, row, reaches ? dx : Tensor{}, d.*row.dout, weight.values);
+        else if (reaches)
+            linear_backward_input(m, dx, dout, weight, row.norm && m.config.post_norm);
         if (reaches && row.split == Split::outputs) reduce_rows(m, own_rows(m, dx), dx);
         if (reaches) show_gradient(m, layer, row.x, dx);
         if (reaches || rewrites) backward_producer(m, layer, row, again, rewrites, accumulate);

@@ -420,7 +420,7 @@ Quantizable output_gradient(const Model& m, const Linear& linear, const Tensor& 
 Quantizable linear_weight(const Model& m, const Linear& linear) {
     const Parameters& p = m.parameters;
     const Tensor weight =
-        decode(m.context, p, linear.row ? p.blocks[linear.block].*linear.row->weight : p.head);
+        decode_with_room(m.context, p, linear.row ? p.blocks[linear.block].*linear.row->weight : p.head);
     if (!is_fp8(m, linear)) return {weight};
     const BothOrientations kept = !linear.row             ? m.fp8->head
                                   : m.fp8->stored.empty() ? BothOrientations{}

@@ -20,6 +20,8 @@ constexpr int64_t alignment = 64;   // elements: 128 bytes of bf16
 constexpr int64_t shard_rows = 16;  // of a matrix: a shard has a multiple
 // The rows of the As of a linear: libraries multiply rows of 16 bytes. Those that rank does not fill are zeros and stay so.
 constexpr int64_t lora_multiple = 8;
+// Spare columns and rows of frozen weights: rows begin at multiples of 128 bytes, and sums fill the steps of products.
+constexpr int64_t spare_multiple = 64;
 
 int64_t round_up(int64_t value, int64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
@@ -38,7 +40,7 @@ struct Filling {
     const Lora& lora;
     int64_t rows = 0, adapters = 0;  // also of layers that this model does not hold
     // So far, and of the largest coded one.
-    int64_t frozen_elements = 0, coded_elements = 0, coded_rows = 0, largest_coded = 0, widest_coded = 0;
+    int64_t frozen_elements = 0, coded_elements = 0, coded_rows = 0, largest_encoded = 0, widest_coded = 0;
 };
 
 bool is_frozen(const std::string& name, const std::vector<std::string>& patterns) {
@@ -63,13 +65,18 @@ int64_t next_number(Filling& filling, const ParameterRow& row) {
     return row.group.adapter ? first_adapter + filling.adapters++ : filling.rows++;
 }
 
+// From row to row, where it lies.
+int64_t row_elements(const FlatParam& flat) {
+    return flat.elements() / flat.shape[0] + (flat.coded ? 0 : flat.spare_columns);
+}
+
 // A row as a part of a flat parameter, from `offset` on.
 Parameter parameter_of(const Parameters& p, Filling& filling, const std::string& prefix,
                        const ParameterRow& row, const FlatParam& flat, int64_t offset) {
     Parameter parameter{};
     static_cast<FlatParam&>(parameter) = flat;
     parameter.shape = row.shape;
-    parameter.first_row += (offset - flat.offset) / (flat.elements() / flat.shape[0]);
+    parameter.first_row += (offset - flat.offset) / row_elements(flat);
     parameter.name = (row.group.adapter ? "base_model.model." : "") + prefix + row.name;
     parameter.group = row.group;
     parameter.transposed = row.transposed;
@@ -90,13 +97,28 @@ Parameter parameter_of(const Parameters& p, Filling& filling, const std::string&
 }
 
 void end_frozen(Filling& filling, const FlatParam& flat) {
-    const int64_t elements = flat.elements();
+    const int64_t elements = flat.coded ? flat.elements() : flat.elements_with_room();
     (flat.coded ? filling.coded_elements : filling.frozen_elements) =
         round_up(flat.offset + elements, alignment);
+    if (flat.is_encoded())
+        filling.largest_encoded = std::max(filling.largest_encoded, flat.elements_with_room());
     if (!flat.coded) return;
     filling.coded_rows += flat.shape[0];
-    filling.largest_coded = std::max(filling.largest_coded, elements);
     filling.widest_coded = std::max(filling.widest_coded, flat.shape[1]);
+}
+
+// Room beside the frozen weights that adapters join.
+void make_room(BlockParameters& block, const std::vector<LoraTarget>& targets, int64_t rank) {
+    for (const LinearRow& row : block_linears) {
+        FlatParam& weight = block.*row.weight;
+        int64_t width = 0;
+        for (const LoraTarget& target : targets) width += target.adapter == row.adapter ? rank : 0;
+        for (const LoraTarget& target : targets) {
+            if (target.adapter != row.adapter) continue;
+            if (target.joins_columns()) weight.spare_columns = round_up(width, spare_multiple);
+            if (target.joins_rows()) weight.spare_rows = round_up(width, spare_multiple);
+        }
+    }
 }
 
 // Sets how tensor parallelism divides a block's linears. Norms see this rank's rows, or heads, alone.
@@ -104,11 +126,12 @@ void divide(BlockParameters& block) {
     for (const LinearRow& row : block_linears) {
         (block.*row.weight).split = row.split;
         if (row.split == Split::outputs) (block.*row.bias).split = row.split;
-        // Of A [rank,in] and Bᵀ [rank,out], one is divided by columns, and the gradient of the other is a sum.
+        // Of A [rank,in] and Bᵀ [rank,out], one is divided by columns (B by rows), and the gradient of the other is a sum.
         Adapter& adapter = block.*row.adapter;
         for (FlatParam* flat : {&adapter.a, &adapter.b[0], &adapter.b[1], &adapter.b[2]})
             if ((flat == &adapter.a) == (row.split == Split::inputs))
-                flat->split = Split::inputs;
+                flat->split =
+                    flat != &adapter.a && (block.*row.weight).spare_columns ? Split::outputs : Split::inputs;
             else
                 flat->partial = true;
         if (row.norm) (block.*row.norm).partial = (block.*row.norm_bias).partial = true;
@@ -143,7 +166,9 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
                 .trains = trains(first),
                 .split = flat.split,
                 .partial = flat.partial,
-                .is_copy = first.is_copy};
+                .is_copy = first.is_copy,
+                .spare_columns = flat.spare_columns,
+                .spare_rows = flat.spare_rows};
         flat.coded = !flat.trains && filling.codes && !prefix.empty() && flat.shape.size() == 2;
         flat.offset = flat.trains ? end_of(p) : flat.coded ? filling.coded_elements : filling.frozen_elements;
         flat.first_row = filling.coded_rows;
@@ -161,7 +186,7 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
                 fail(prefix, first.name, " and ", prefix, present[k]->name,
                      " are one matrix: expected both or neither of them frozen");
             p.table.push_back(parameter_of(p, filling, prefix, *present[k], flat, offset));
-            offset += p.table.back().elements();
+            offset += present[k]->shape[0] * row_elements(flat);
         }
         if (!flat.trains) {
             end_frozen(filling, flat);
@@ -182,6 +207,7 @@ void fill_table(Parameters& p, const Config& c, Filling& filling) {
     add(p, filling, "", parameters_before_blocks(c, p), p.holds_embedding());
     if (!p.holds_embedding()) p.segments.emplace_back();  // the first segment of a block is the second
     for (int64_t l = 0; l < c.L; l++) {
+        make_room(p.blocks[l], lora_targets(c, filling.lora), filling.lora.rank);
         if (p.tensor.ranks > 1) divide(p.blocks[l]);
         std::vector<ParameterRow> rows = block_parameters(c, p.blocks[l], l);
         for (const ParameterRow& row : adapter_parameters(c, p.blocks[l], filling.lora)) rows.push_back(row);
@@ -252,13 +278,13 @@ std::vector<LoraTarget> lora_targets(const Config& c, const Lora& lora) {
     using B = BlockParameters;
     const int64_t q = c.q_size(), kv = c.kv_size();
     std::vector<LoraTarget> chosen;
-    for (LoraTarget target : {LoraTarget{"q", "self_attn.q_proj", &B::qkv_adapter, 0, q, c.C},
-                              {"k", "self_attn.k_proj", &B::qkv_adapter, q, kv, c.C},
-                              {"v", "self_attn.v_proj", &B::qkv_adapter, q + kv, kv, c.C},
-                              {"o", "self_attn.o_proj", &B::o_adapter, 0, c.C, q},
-                              {"gate", "mlp.gate_proj", &B::gate_up_adapter, 0, c.F, c.C},
-                              {"up", "mlp.up_proj", &B::gate_up_adapter, c.F, c.F, c.C},
-                              {"down", "mlp.down_proj", &B::down_adapter, 0, c.C, c.F}}) {
+    for (LoraTarget target : {LoraTarget{"q", "self_attn.q_proj", &B::qkv_adapter, 0, q, c.C, q + 2 * kv},
+                              {"k", "self_attn.k_proj", &B::qkv_adapter, q, kv, c.C, q + 2 * kv},
+                              {"v", "self_attn.v_proj", &B::qkv_adapter, q + kv, kv, c.C, q + 2 * kv},
+                              {"o", "self_attn.o_proj", &B::o_adapter, 0, c.C, q, c.C},
+                              {"gate", "mlp.gate_proj", &B::gate_up_adapter, 0, c.F, c.C, 2 * c.F},
+                              {"up", "mlp.up_proj", &B::gate_up_adapter, c.F, c.F, c.C, 2 * c.F},
+                              {"down", "mlp.down_proj", &B::down_adapter, 0, c.C, c.F, c.C}}) {
         if (lora.rank == 0 || std::ranges::count(lora.targets, target.name) == 0) continue;
         for (const LoraTarget& each : chosen) target.index += each.adapter == target.adapter;
         chosen.push_back(target);
@@ -280,12 +306,10 @@ std::vector<ParameterRow> adapter_parameters(const Config& c, BlockParameters& p
                         round_up(width, lora_multiple) - width});
     }
     for (const LoraTarget& t : targets)
-        rows.push_back({std::string(t.module) + ".lora_B.weight",
-                        &(p.*t.adapter).b[t.index],
-                        {lora.rank, t.outputs},
-                        adapters_b,
-                        true,
-                        true});
+        rows.push_back(
+            {std::string(t.module) + ".lora_B.weight", &(p.*t.adapter).b[t.index],
+             t.joins_columns() ? std::vector{t.outputs, lora.rank} : std::vector{lora.rank, t.outputs},
+             adapters_b, true, !t.joins_columns()});
     return rows;
 }
 
@@ -296,6 +320,11 @@ std::string block_prefix(const Config& c, int64_t layer) {
 
 int64_t FlatParam::elements() const {
     return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+int64_t FlatParam::elements_with_room() const {
+    if (!spare_columns && !spare_rows) return elements();
+    return (shape[0] + spare_rows) * (shape[1] + spare_columns);
 }
 
 Tensor Parameters::in_segment(const Tensor& segment, const FlatParam& p) const {
@@ -310,7 +339,7 @@ Tensor Parameters::matrix(const Tensor& buffer, int64_t offset, const FlatParam&
 
 Tensor Parameters::part(const Tensor& buffer, const Parameter& p, int64_t first, int64_t count) const {
     const int64_t at =
-        p.trains && is_shared(buffer) ? p.place + first - p.first : (p.coded ? 0 : p.offset) + first;
+        p.trains && is_shared(buffer) ? p.place + first - p.first : (p.is_encoded() ? 0 : p.offset) + first;
     return make_tensor(static_cast<char*>(buffer.data) + at * size_of(buffer.dtype), buffer.dtype, {count});
 }
 
@@ -455,9 +484,10 @@ void plan_parameters(Parameters& p, const Config& config, int64_t vocabulary, co
     if (filling.coded_elements) {
         arena.plan("frozen weights", &p.codes, shaped(DType::e4m3, {filling.coded_elements}));
         arena.plan("frozen weights", &p.code_scales, shaped(DType::f32, {filling.coded_rows}));
-        arena.plan("frozen weights in use", &p.decoded, shaped(precision.weights, {filling.largest_coded}));
         arena.plan("frozen weights in use", &p.column_scales, shaped(DType::f32, {filling.widest_coded}));
     }
+    if (filling.largest_encoded)
+        arena.plan("frozen weights in use", &p.decoded, shaped(precision.weights, {filling.largest_encoded}));
     if (filling.frozen_elements) {
         arena.plan("frozen weights", &p.frozen, shaped(precision.weights, {filling.frozen_elements}));
         int64_t largest = 0;
@@ -491,6 +521,17 @@ void plan_parameters(Parameters& p, const Config& config, int64_t vocabulary, co
 
 namespace {
 
+// The matrix in longer rows: its place in `frozen`, or all of `decoded`.
+Tensor with_room(const Parameters& p, const FlatParam& parameter, bool spare) {
+    const Tensor& buffer = parameter.coded ? p.decoded : p.frozen;
+    const int64_t columns = parameter.shape[1] + parameter.spare_columns;
+    Tensor t = make_tensor(
+        static_cast<char*>(buffer.data) + (parameter.coded ? 0 : parameter.offset) * size_of(buffer.dtype),
+        buffer.dtype, {parameter.shape[0], columns});
+    if (!spare) t.shape[1] = parameter.shape[1];
+    return t;
+}
+
 struct Coded {
     Tensor codes, scales;
 };
@@ -500,17 +541,35 @@ Coded coded(const Parameters& p, const FlatParam& parameter) {
             make_tensor(p.code_scales.as<float>() + parameter.first_row, DType::f32, {parameter.shape[0]})};
 }
 
+void read_encoded(const Context& context, const Parameters& p, const FlatParam& parameter,
+                  const Tensor& out) {
+    Coded from{with_room(p, parameter, false), {}};
+    if (parameter.coded) from = coded(p, parameter);
+    scale_rows(context,
+               {.out = out, .x = from.codes, .row_scale = from.scales, .scale = 1.0, .accumulate = false});
+}
+
 }  // namespace
 
 Tensor decode(const Context& context, const Parameters& p, const FlatParam& parameter) {
     const Tensor weight = p.weight(parameter);
-    if (!parameter.coded) return weight;
-    const auto [codes, scales] = coded(p, parameter);
-    scale_rows(context, {.out = weight, .x = codes, .row_scale = scales, .scale = 1.0, .accumulate = false});
+    if (!parameter.is_encoded()) return weight;
+    read_encoded(context, p, parameter, weight);
     return weight;
 }
 
+Tensor decode_with_room(const Context& context, const Parameters& p, const FlatParam& parameter) {
+    if (!parameter.spare_columns) return decode(context, p, parameter);
+    if (parameter.coded) read_encoded(context, p, parameter, with_room(p, parameter, false));
+    return with_room(p, parameter, true);
+}
+
 void encode(const Context& context, const Parameters& p, const FlatParam& parameter) {
+    if (!parameter.coded)
+        return scale_rows(context, {.out = with_room(p, parameter, false),
+                                    .x = p.weight(parameter),
+                                    .scale = 1.0,
+                                    .accumulate = false});
     const auto [codes, scales] = coded(p, parameter);
     quantize_rows(context,
                   {.out = codes,
@@ -540,7 +599,7 @@ void initialize(const Context& context, Parameters& p, double deviation, uint64_
                             weight.dtype, {count});
             fill(context, parameter, run, in_whole, deviation, seed);
         });
-        if (parameter.coded) encode(context, p, parameter);
+        if (parameter.is_encoded()) encode(context, p, parameter);
         if (!p.master.data || !parameter.trains) continue;
         // The master weights take the rounded values.
         const auto [begin, count] = p.held(p.master, parameter);

@@ -39,8 +39,14 @@ struct FlatParam {
     bool is_copy = false;             // of the embedding, which another stage holds too, and writes to files
     bool coded = false;               // frozen, in fp8: `offset` is that in Parameters::codes
     int64_t first_row = 0;            // of its codes: in Parameters::code_scales
+    // Of a frozen matrix: room behind each row, or behind the last, for what adapters add to its products (model/lora.h).
+    int64_t spare_columns = 0, spare_rows = 0;
 
     int64_t elements() const;
+    // With the spare ones.
+    int64_t elements_with_room() const;
+    // Whether the matrix of files and initial values is in Parameters::decoded, and encode() and decode() convert it.
+    bool is_encoded() const { return coded || spare_columns > 0; }
 };
 
 // A range of a buffer that is gathered and reduced together: the embedding, each block, the final norm with the head.
@@ -49,7 +55,8 @@ struct Segment {
     std::vector<FlatParam> flat_params = {};
 };
 
-// Of a linear with low-rank adapters (model/lora.h): A of its targets, which are rows of one matrix; Bᵀ of each target.
+// Of a linear with low-rank adapters (model/lora.h): A of its targets, which are rows of one matrix; Bᵀ of each target, or B
+// where the weight has spare columns.
 struct Adapter {
     FlatParam a;
     std::array<FlatParam, 3> b;
@@ -185,7 +192,13 @@ struct LoraTarget {
     Adapter BlockParameters::* adapter;
     int64_t first, outputs;  // its rows in the weight that is fused of several
     int64_t inputs;
-    int64_t index = 0;  // among the targets that are fused with it
+    int64_t all_outputs;  // rows of that weight
+    int64_t index = 0;    // among the targets that are fused with it
+
+    // The products of a linear with many outputs write more than they read, and sum over more inputs: [W | B]. Those of its
+    // input's gradient do where it has many inputs: [W ; A]. Otherwise the adapters' products are others.
+    bool joins_columns() const { return all_outputs >= 2 * inputs; }
+    bool joins_rows() const { return inputs >= 2 * all_outputs; }
 };
 // In the order of block_linears.
 std::vector<LoraTarget> lora_targets(const Config& config, const Lora& lora);
@@ -269,7 +282,7 @@ struct Parameters : ModelParameters {
     // kept; neither have sharded weights with a master, because each gather rounds the master.
     Tensor weights, gradients, master, m, v;
     Tensor frozen;  // weights of parameters that do not train, on every rank
-    // The same of coded ones: e4m3, and f32 of each row. decoded: one of them in the weights' type, of the last decode().
+    // The same of coded ones: e4m3, and f32 of each row. decoded: an encoded one in the weights' type, of the last decode().
     Tensor codes, code_scales, decoded;
     Tensor column_scales;  // that quantisation also computes
     Tensor frozen_vector;  // of the largest frozen vector: norms write gradients that nothing reads
@@ -291,7 +304,7 @@ struct Parameters : ModelParameters {
     bool is_shared(const Tensor& buffer) const { return buffer.shape[0] < elements; }
     // The buffer with the weights of a parameter.
     const Tensor& weights_with(const FlatParam& p) const {
-        return p.trains ? weights : p.coded ? decoded : frozen;
+        return p.trains ? weights : p.is_encoded() ? decoded : frozen;
     }
     // Elements first .. first+count of a parameter, [count]; a buffer of shards must hold them.
     Tensor part(const Tensor& buffer, const Parameter& parameter, int64_t first, int64_t count) const;
@@ -306,7 +319,7 @@ struct Parameters : ModelParameters {
     // The operands of kernels.
     Tensor weight(const FlatParam& p) const {
         return p.trains ? in_segment(weights_of(p.segment), p)
-                        : matrix(weights_with(p), p.coded ? 0 : p.offset, p);
+                        : matrix(weights_with(p), p.is_encoded() ? 0 : p.offset, p);
     }
     Tensor gradient(const FlatParam& p) const {
         return p.trains ? in_segment(gradients_of(p.segment), p) : matrix(frozen_vector, 0, p);
@@ -345,8 +358,10 @@ void plan_parameters(Parameters& p, const Config& config, int64_t vocabulary, co
                      const Sharding& sharding, const Axis& tensor, const std::vector<LayerRange>& layers,
                      const std::vector<std::string>& frozen, bool frozen_codes, const Lora& lora,
                      bool training, Arena& arena);
-// The weight of a parameter; of a coded one, in Parameters::decoded, from its codes, or into them.
+// The weight of a parameter; of an encoded one, in Parameters::decoded, from its memory, or into it.
 Tensor decode(const Context& context, const Parameters& p, const FlatParam& parameter);
+// The same with its spare columns and before its spare rows, which hold what was last written there, or, of a coded one, nothing.
+Tensor decode_with_room(const Context& context, const Parameters& p, const FlatParam& parameter);
 void encode(const Context& context, const Parameters& p, const FlatParam& parameter);
 // Zeros all buffers, gaps between tensors included: the gradient norm reads them.
 void zero(const Parameters& p);

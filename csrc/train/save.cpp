@@ -308,7 +308,7 @@ void visit_weights(Trainer& t, const std::function<void(const Parameter&, const 
             }
             collect_weight(model, parameter, part, weight.data);
         }
-        if (model.options.sharding.shares_weights() || parameter.coded) {
+        if (model.options.sharding.shares_weights() || parameter.is_encoded()) {
             const Event gathered;
             gathered.record(model.stream.handle);
             gathered.wait();
