@@ -109,6 +109,24 @@ def test_accumulation(train, data, tmp_path):
         assert numbers(tmp_path / f"zero{a}") == numbers(tmp_path / f"zero{b}")
 
 
+@pytest.mark.parametrize(
+    ("zero", "types"), [(2, {}), (3, {"dtype": "bf16", "grad_dtype": "bf16", "reduce_dtype": "f32"})]
+)
+def test_groups_are_summed_once_per_step(train, data, tmp_path, zero, types):
+    """Whatever the number of micro-batches, whose shards are summed within the group."""
+    found = {}
+    for micro in (1, 3):
+        out = tmp_path / str(micro)
+        more = {"zero": zero, "total_batch_size": micro * 4 * T, "profile": 2} | types | SHORT
+        train(*flags(data, out, steps=4, **GROUPED, **more))
+        rows = json.loads((out / "profile.json").read_text())["operations"]
+        found[micro] = {row["operation"]: (row["calls"], row["bytes"]) for row in rows}
+    assert found[1]["all_reduce"] == found[3]["all_reduce"]
+    assert found[3]["reduce_scatter"] == tuple(3 * each for each in found[1]["reduce_scatter"])
+    train(*flags(data, tmp_path / "zero0", steps=4, **GROUPED, **more | {"zero": 0}))
+    np.testing.assert_allclose(losses(out), losses(tmp_path / "zero0"), rtol=2e-3 if types else 2e-6)
+
+
 @pytest.mark.parametrize(("grad_dtype", "reduce_dtype"), [("f32", "bf16"), ("bf16", "f32")])
 @pytest.mark.parametrize("group", [0, 2])
 def test_the_type_of_the_sums(train, data, tmp_path, grad_dtype, reduce_dtype, group):
