@@ -489,18 +489,11 @@ void plan_parameters(Parameters& p, const Config& config, int64_t vocabulary, co
         arena.plan("gradients being summed", &p.sums, shaped(*sharding.sums, {largest}));
 }
 
-namespace {
-
-struct Coded {
-    Tensor codes, scales;
-};
 Coded coded(const Parameters& p, const FlatParam& parameter) {
     return {make_tensor(static_cast<char*>(p.codes.data) + parameter.offset, p.codes.dtype,
                         {parameter.shape[0], parameter.shape[1]}),
             make_tensor(p.code_scales.as<float>() + parameter.first_row, DType::f32, {parameter.shape[0]})};
 }
-
-}  // namespace
 
 Tensor decode(const Context& context, const Parameters& p, const FlatParam& parameter) {
     const Tensor weight = p.weight(parameter);

@@ -348,6 +348,11 @@ void plan_parameters(Parameters& p, const Config& config, int64_t vocabulary, co
 // The weight of a parameter; of a coded one, in Parameters::decoded, from its codes, or into them.
 Tensor decode(const Context& context, const Parameters& p, const FlatParam& parameter);
 void encode(const Context& context, const Parameters& p, const FlatParam& parameter);
+// What a coded parameter is kept as: e4m3 [rows,columns], and f32 [rows].
+struct Coded {
+    Tensor codes, scales;
+};
+Coded coded(const Parameters& p, const FlatParam& parameter);
 // Zeros all buffers, gaps between tensors included: the gradient norm reads them.
 void zero(const Parameters& p);
 // As transformers initializes a Llama, and PEFT its adapters. Moments and gradients are zeroed. Returns when the device is done.

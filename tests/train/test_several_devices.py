@@ -470,6 +470,22 @@ def test_ranks_share_the_reading_of_a_checkpoint(build, train, data, tmp_path, f
     assert sum(int(re.search(r"^read (\d+)$", file.read_text(), re.MULTILINE)[1]) for file in files) == 3
 
 
+@pytest.mark.parametrize(("zero", "group"), [(0, 0), (1, 0), (3, 2)])
+def test_ranks_read_a_checkpoint_once(build, train, data, tmp_path, fault, zero, group):
+    """Each of its bytes twice, to check and to load it, by one of four ranks, which read about as many."""
+    out, more = tmp_path / "out", {"batch_size": 1, "steps": 4, "dtype": "bf16", "total_batch_size": 4 * T}
+    train(*flags(data, out, devices=4, **more | SHORT))
+    folder, counts = out / "step_000004", [tmp_path / f"bytes{rank}" for rank in range(4)]
+    below = fault(folder, "none", 0, "0")
+    own = {rank: below | {"CHAOS_BYTES": str(file)} for rank, file in enumerate(counts)}
+    more |= SHORT | {"zero": zero, "shard_group": group, "resume": "auto"}
+    assert as_ranks([build / "train_llama3", *flags(data, out, **more)], 4, own) == [(0, "")] * 4
+    read, size = [int(file.read_text()) for file in counts], sum(f.stat().st_size for f in folder.iterdir())
+    small = 4 * 48 << 10  # the manifest, the configuration and headers, by each
+    assert 1.5 * size < sum(read) < 2 * size + small < 3 * size, (read, size)
+    assert max(read) < 1.5 * sum(read) / 4, read
+
+
 @pytest.mark.parametrize("saves", [{}, {"checkpoint_async": "on", "checkpoint_every": 2}])
 def test_a_thread_that_cannot_start(train, data, tmp_path, fault, saves):
     """One line, and the steps that are finished: 2 of them, where it is the thread that would save them."""
