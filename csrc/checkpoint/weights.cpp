@@ -201,12 +201,12 @@ void load_adapters(Parameters& p, const std::string& directory, const Readers& r
 
 std::vector<NamedTensor> optimizer_tensors(const Parameters& p) {
     const int64_t group = p.sharding.rank / p.sharding.group;
+    const std::vector<int64_t> groups = p.writers(p.sharding.groups());
     std::vector<NamedTensor> tensors;
     for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
-        for (const Parameter& parameter : p.table) {
-            if (parameter.count == 0 || parameter.is_copy ||
-                p.writer_of(parameter, p.sharding.groups()) != group)
-                continue;
+        for (size_t i = 0; i < p.table.size(); i++) {
+            const Parameter& parameter = p.table[i];
+            if (parameter.count == 0 || parameter.is_copy || groups[i] != group) continue;
             Tensor rows = p.part(buffer, parameter, parameter.first, parameter.count);
             if (parameter.shape.size() == 2)
                 rows = reshape(rows, {parameter.count / parameter.shape[1], parameter.shape[1]});

@@ -311,8 +311,9 @@ struct Parameters : ModelParameters {
     Tensor gradient(const FlatParam& p) const {
         return p.trains ? in_segment(gradients_of(p.segment), p) : matrix(frozen_vector, 0, p);
     }
-    // The writer, of `writers`, of a parameter. Each writes consecutive parameters of about the same total size.
-    int64_t writer_of(const Parameter& parameter, int64_t writers) const;
+    // The writer, of `count`, of each parameter of the table. All write about as many elements, and those of a segment are of
+    // several writers: ranks that gather a segment write it at the same time.
+    std::vector<int64_t> writers(int64_t count) const;
     // The elements of a parameter that lie in a buffer: (first, count); as a tensor.
     std::pair<int64_t, int64_t> held(const Tensor& buffer, const Parameter& parameter) const;
     Tensor held_part(const Tensor& buffer, const Parameter& parameter) const;

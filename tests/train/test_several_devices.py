@@ -229,6 +229,17 @@ def test_resume_with_other_ranks(train, data, tmp_path, before, after):
     assert len(losses(tmp_path / "b")) == 4
 
 
+def test_ranks_write_a_block_at_the_same_time(train, data, tmp_path):
+    """At level 3 all gather block after block: each writes some of its tensors, and as many bytes."""
+    train(*flags(data, tmp_path, devices=2, batch_size=2, zero=3, steps=4))
+    folder = tmp_path / "step_000004"
+    files = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    for layer in range(2):
+        assert len({file for name, file in files.items() if f".layers.{layer}." in name}) == 2
+    small, large = sorted((folder / file).stat().st_size for file in set(files.values()))
+    assert large < 1.2 * small
+
+
 def test_transformers_opens_the_checkpoint(train, data, tmp_path):
     transformers = pytest.importorskip("transformers")
     train(*flags(data, tmp_path, devices=2, batch_size=2, zero=3, steps=4))
