@@ -4,6 +4,8 @@
 #include <cinttypes>
 #include <cstdio>
 #include <exception>
+#include <functional>
+#include <numeric>
 
 #include "core/file.h"
 #include "core/json.h"
@@ -186,6 +188,23 @@ Manifest read_manifest(const std::string& directory) {
     return manifest;
 }
 
+// The rank, of `ranks`, that checks each file: the largest first, each by the rank with the fewest bytes so far and, of several
+// such, by the one that wrote it, whose host may still have it in memory.
+std::vector<int64_t> readers_of(const std::vector<FileRecord>& files, int64_t ranks) {
+    std::vector<size_t> order(files.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, std::greater(), [&](size_t i) { return files[i].bytes; });
+    std::vector<int64_t> bytes(static_cast<size_t>(ranks)), readers(files.size());
+    for (const size_t i : order) {
+        const int64_t least = std::ranges::min(bytes), writer = files[i].rank.value_or(0);
+        readers[i] = writer < ranks && bytes[writer] == least
+                         ? writer
+                         : std::ranges::find(bytes, least) - bytes.begin();
+        bytes[readers[i]] += files[i].bytes;
+    }
+    return readers;
+}
+
 }  // namespace
 
 Manifest open_checkpoint(const std::string& directory, const Ranks& ranks) {
@@ -209,9 +228,10 @@ Manifest open_checkpoint(const std::string& directory, const Ranks& ranks) {
                 fail("rank ", rank, " and rank 0 find different files: ", unread[rank], unread[0]);
             });
     if (!unread[0].empty()) throw DamagedCheckpoint(unread[0]);
+    const std::vector<int64_t> readers = readers_of(manifest.files, ranks.count);
     for (const std::string& found : check([&] {
              for (size_t i = 0; i < manifest.files.size(); i++)
-                 if (static_cast<int64_t>(i) % ranks.count == ranks.own)
+                 if (readers[i] == ranks.own)
                      finding_damage(
                          [&] { check_file(directory + "/" + manifest.files[i].name, manifest.files[i]); });
          }))

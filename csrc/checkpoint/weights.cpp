@@ -1,10 +1,13 @@
 #include "checkpoint/weights.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <set>
 #include <utility>
 
 #include "checkpoint/config_json.h"
+#include "core/collectives.h"
 #include "core/json.h"
 
 namespace llamac {
@@ -44,25 +47,77 @@ void read_rows(const std::vector<SafetensorsFile>& files, const std::string& nam
              ": expected ", parameter.slice.elements(), " elements, found ", begin);
 }
 
+// A tensor that files fill.
+struct Part {
+    std::vector<Tensor> places;
+    Communicator* holders;  // the ranks that have the same part; null for one
+    std::function<void(Upload&)> read;
+
+    int64_t bytes() const {
+        int64_t sum = 0;
+        for (const Tensor& each : places) sum += each.bytes();
+        return sum;
+    }
+};
+
+Communicator* holders_of(const Readers& readers, const Parameters& p, const Parameter& parameter,
+                         const Tensor& buffer) {
+    return parameter.trains && p.is_shared(buffer) ? readers.shards : readers.whole;
+}
+
+// All ranks read at the same time, about as many bytes each, before they send.
+void read_parts(const Readers& readers, const std::vector<Part>& parts) {
+    std::map<Communicator*, std::vector<int64_t>> bytes;  // that each of the holders reads
+    std::vector<int64_t> reader_of;
+    for (const Part& part : parts) {
+        std::vector<int64_t>& theirs = bytes[part.holders];
+        theirs.resize(part.holders ? static_cast<size_t>(part.holders->size) : 1);
+        const auto least = std::ranges::min_element(theirs);
+        *least += part.bytes();
+        reader_of.push_back(least - theirs.begin());
+    }
+    readers.ranks.together("weights", [&] {
+        Upload upload;
+        for (size_t i = 0; i < parts.size(); i++)
+            if (!parts[i].holders || parts[i].holders->rank == reader_of[i]) parts[i].read(upload);
+        upload.finish();
+    });
+    const Context context = computing_context();
+    for (size_t i = 0; i < parts.size(); i++)
+        for (const Tensor& place : parts[i].places)
+            if (parts[i].holders) broadcast(context, *parts[i].holders, place, reader_of[i]);
+    CHECK(hipStreamSynchronize(context.stream));
+}
+
 // A weight, and its master where that is kept.
 template <class Files>
-void read_weight(const Files& files, const std::string& name, const Parameters& p, const Parameter& parameter,
-                 Upload& upload) {
-    for (const Tensor& buffer : {p.weights_with(parameter), parameter.trains ? p.master : Tensor{}}) {
+void add_weight(std::vector<Part>& parts, const Readers& readers, const Files& files, const std::string& name,
+                const Parameters& p, const Parameter& parameter, bool master) {
+    for (const Tensor& buffer :
+         {p.weights_with(parameter), parameter.trains && master ? p.master : Tensor{}}) {
         if (!buffer.data) continue;
         const auto first = p.held(buffer, parameter).first;
-        const Tensor part = p.held_part(buffer, parameter);
-        const Slice& slice = parameter.slice;
-        if (parameter.transposed && slice.split == Split::inputs)
-            files.read_transposed(name, slice.whole, {slice.axis.rank * slice.size, slice.size}, first, part,
-                                  upload);
-        else
-            read_runs(parameter, first, part, [&](int64_t at, const Tensor& piece) {
-                if (parameter.transposed)
-                    files.read_transposed(name, slice.whole, {0, slice.whole[1]}, at, piece, upload);
-                else
-                    files.read(name, slice.whole, at, piece, &upload);
-            });
+        const Tensor to = p.held_part(buffer, parameter);
+        const auto read = [&files, &p, &parameter, name, first, to](Upload& upload) {
+            const Slice& slice = parameter.slice;
+            if (parameter.transposed && slice.split == Split::inputs)
+                files.read_transposed(name, slice.whole, {slice.axis.rank * slice.size, slice.size}, first,
+                                      to, upload);
+            else
+                read_runs(parameter, first, to, [&](int64_t at, const Tensor& piece) {
+                    if (parameter.transposed)
+                        files.read_transposed(name, slice.whole, {0, slice.whole[1]}, at, piece, upload);
+                    else
+                        files.read(name, slice.whole, at, piece, &upload);
+                });
+            if (!parameter.is_encoded()) return;
+            upload.finish();
+            encode(computing_context(), p, parameter);
+            CHECK(hipStreamSynchronize(computing_context().stream));
+        };
+        std::vector<Tensor> places = {to};
+        if (parameter.is_encoded()) places = encoded(p, parameter);
+        parts.push_back({places, holders_of(readers, p, parameter, buffer), read});
     }
 }
 
@@ -116,46 +171,42 @@ Config load_config_of_weights(const std::string& directory, std::string& warning
     return config;
 }
 
-std::string load_weights(Parameters& p, const std::string& directory) {
+std::string load_weights(Parameters& p, const std::string& directory, const Readers& readers, bool master) {
     const WeightFiles files(directory);
     std::set<std::string> used;
     for (const Parameter& each : p.elsewhere) used.insert(each.name);
     if (p.is_tied) used.insert({head_name, "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"});
     zero(p);
-    Upload upload;
+    std::vector<Part> parts;
     for (const Parameter& parameter : p.table) {
         if (parameter.group.adapter) continue;
         used.insert(parameter.name);
         // Either name is the one matrix's.
         const bool is_embedding = parameter.is_copy || (p.holds_embedding() && &parameter == &p.table[0]);
         const bool is_head = p.is_tied && is_embedding && !files.find(parameter.name);
-        read_weight(files, is_head && files.find(head_name) ? head_name : parameter.name, p, parameter,
-                    upload);
-        if (!parameter.is_encoded()) continue;
-        upload.finish();
-        encode(computing_context(), p, parameter);
-        CHECK(hipStreamSynchronize(computing_context().stream));
+        const std::string name = is_head && files.find(head_name) ? head_name : parameter.name;
+        add_weight(parts, readers, files, name, p, parameter, master);
     }
-    upload.finish();
+    read_parts(readers, parts);
     return files.unused(used);
 }
 
-void load_adapters(Parameters& p, const std::string& directory) {
+void load_adapters(Parameters& p, const std::string& directory, const Readers& readers, bool master) {
     const SafetensorsFile file(directory + "/" + adapter_file);
-    Upload upload;
+    std::vector<Part> parts;
     for (const Parameter& parameter : p.table)
-        if (parameter.group.adapter) read_weight(file, parameter.name, p, parameter, upload);
-    upload.finish();
+        if (parameter.group.adapter) add_weight(parts, readers, file, parameter.name, p, parameter, master);
+    read_parts(readers, parts);
 }
 
 std::vector<NamedTensor> optimizer_tensors(const Parameters& p) {
     const int64_t group = p.sharding.rank / p.sharding.group;
+    const std::vector<int64_t> groups = p.writers(p.sharding.groups());
     std::vector<NamedTensor> tensors;
     for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
-        for (const Parameter& parameter : p.table) {
-            if (parameter.count == 0 || parameter.is_copy ||
-                p.writer_of(parameter, p.sharding.groups()) != group)
-                continue;
+        for (size_t i = 0; i < p.table.size(); i++) {
+            const Parameter& parameter = p.table[i];
+            if (parameter.count == 0 || parameter.is_copy || groups[i] != group) continue;
             Tensor rows = p.part(buffer, parameter, parameter.first, parameter.count);
             if (parameter.shape.size() == 2)
                 rows = reshape(rows, {parameter.count / parameter.shape[1], parameter.shape[1]});
@@ -165,20 +216,25 @@ std::vector<NamedTensor> optimizer_tensors(const Parameters& p) {
     return tensors;
 }
 
-void load_optimizer(Parameters& p, const std::vector<std::string>& paths) {
+void load_optimizer(Parameters& p, const std::vector<std::string>& paths, const Readers& readers) {
     std::vector<SafetensorsFile> files;
     files.reserve(paths.size());
     for (const std::string& path : paths) files.emplace_back(path);
-    Upload upload;
-    for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
-        for (const Parameter& parameter : p.table)
-            if (parameter.trains)
-                read_runs(parameter, p.held(buffer, parameter).first, p.held_part(buffer, parameter),
-                          [&](int64_t at, const Tensor& piece) {
-                              read_rows(files, prefix + parameter.name, parameter, at, piece, upload);
-                          });
-    }
-    upload.finish();
+    std::vector<Part> parts;
+    for (const auto& [prefix, buffer] : optimizer_buffers(p))
+        for (const Parameter& parameter : p.table) {
+            if (!parameter.trains) continue;
+            const Tensor to = p.held_part(buffer, parameter);
+            parts.push_back({{to},
+                             holders_of(readers, p, parameter, buffer),
+                             [&files, &parameter, to, name = prefix + parameter.name,
+                              first = p.held(buffer, parameter).first](Upload& upload) {
+                                 read_runs(parameter, first, to, [&](int64_t at, const Tensor& piece) {
+                                     read_rows(files, name, parameter, at, piece, upload);
+                                 });
+                             }});
+        }
+    read_parts(readers, parts);
 }
 
 }  // namespace llamac

@@ -365,9 +365,14 @@ Tensor Parameters::in_use(const Tensor& buffer, const GatherBuffers& buffers, in
                        {segments[segment].elements});
 }
 
-int64_t Parameters::writer_of(const Parameter& p, int64_t writers) const {
-    return (p.offset + p.slice.part(0) / 2) * writers /
-           (p.trains ? elements : (p.coded ? codes : frozen).shape[0]);
+std::vector<int64_t> Parameters::writers(int64_t count_) const {
+    std::vector<int64_t> elements_of(static_cast<size_t>(count_)), writers;
+    for (const Parameter& parameter : table) {
+        const auto least = std::ranges::min_element(elements_of);
+        writers.push_back(least - elements_of.begin());
+        if (!parameter.is_copy) *least += parameter.slice.elements();
+    }
+    return writers;
 }
 
 bool Parameters::holds(int64_t layer) const {
@@ -550,6 +555,12 @@ void read_encoded(const Context& context, const Parameters& p, const FlatParam& 
 }
 
 }  // namespace
+
+std::vector<Tensor> encoded(const Parameters& p, const FlatParam& parameter) {
+    if (!parameter.coded) return {with_room(p, parameter, true)};
+    const auto [codes, scales] = coded(p, parameter);
+    return {codes, scales};
+}
 
 Tensor decode(const Context& context, const Parameters& p, const FlatParam& parameter) {
     const Tensor weight = p.weight(parameter);

@@ -324,8 +324,9 @@ struct Parameters : ModelParameters {
     Tensor gradient(const FlatParam& p) const {
         return p.trains ? in_segment(gradients_of(p.segment), p) : matrix(frozen_vector, 0, p);
     }
-    // The writer, of `writers`, of a parameter. Each writes consecutive parameters of about the same total size.
-    int64_t writer_of(const Parameter& parameter, int64_t writers) const;
+    // The writer, of `count`, of each parameter of the table. All write about as many elements, and those of a segment are of
+    // several writers: ranks that gather a segment write it at the same time.
+    std::vector<int64_t> writers(int64_t count) const;
     // The elements of a parameter that lie in a buffer: (first, count); as a tensor.
     std::pair<int64_t, int64_t> held(const Tensor& buffer, const Parameter& parameter) const;
     Tensor held_part(const Tensor& buffer, const Parameter& parameter) const;
@@ -363,6 +364,8 @@ Tensor decode(const Context& context, const Parameters& p, const FlatParam& para
 // The same with its spare columns and before its spare rows, which hold what was last written there, or, of a coded one, nothing.
 Tensor decode_with_room(const Context& context, const Parameters& p, const FlatParam& parameter);
 void encode(const Context& context, const Parameters& p, const FlatParam& parameter);
+// What an encoded parameter is kept as: e4m3 [rows,columns] and f32 [rows], or the matrix with its spare columns.
+std::vector<Tensor> encoded(const Parameters& p, const FlatParam& parameter);
 // Zeros all buffers, gaps between tensors included: the gradient norm reads them.
 void zero(const Parameters& p);
 // As transformers initializes a Llama, and PEFT its adapters. Moments and gradients are zeroed. Returns when the device is done.

@@ -138,16 +138,23 @@ void reduce(Model& m, int64_t segment, const MicroBatch& micro_batch) {
                         [&](const Context& on, const FlatParam& flat) {
                             reduce_scatter(on, group, own(flat), shards(p, summed, flat));
                         });
-    if (m.replicas)
+    const std::vector<FlatParam>& flat_params = p.segments[segment].flat_params;
+    const bool over_groups = m.replicas && micro_batch.last;
+    if (over_groups) {
+        if (adds)
+            for (const FlatParam& flat : flat_params)
+                convert(context, {.out = own(flat), .x = p.own(p.gradients, flat), .accumulate = true});
         for_each_flat_param(
             m, *m.replicas, "all_reduce", 2, summed.dtype, segment,
             [&](const Context& on, const FlatParam& flat) { all_reduce(on, *m.replicas, own(flat)); });
+    }
     if (p.sharding.level == 0) gather(m, segment, summed, own);
     if (in_place && p.sharding.level == 0)
         convert(context, {.out = in_use, .x = summed, .accumulate = false});
     else if (in_place)
-        for (const FlatParam& flat : p.segments[segment].flat_params)
-            convert(context, {.out = p.own(p.gradients, flat), .x = own(flat), .accumulate = adds});
+        for (const FlatParam& flat : flat_params)
+            convert(context,
+                    {.out = p.own(p.gradients, flat), .x = own(flat), .accumulate = adds && !over_groups});
 }
 
 // Whether an optimizer step leaves the weights of other ranks' shards to be gathered.

@@ -1,9 +1,10 @@
 // The exchanges between data-parallel ranks during an optimizer step (model/sharding.h). A single rank exchanges nothing.
 //
-// At every level, the gradient of each flat parameter is summed by a reduce_scatter of its shards within the group, then
-// by an all_reduce of each shard over the groups, in the type of Sharding::sums. Other ranks' data is gathered within
-// the group: at level 0 the gradients, at levels 1 and 2 the updated weights, most of them in the next forward pass, and at level 3
-// the weights of a segment before it computes. So levels differ in which rank holds which data, but not in the order of any sum.
+// At every level, the gradient of each flat parameter is summed by a reduce_scatter of its shards within the group and,
+// once per optimizer step, by an all_reduce of each shard over the groups, in the type of Sharding::sums. Other ranks' data
+// is gathered within the group: at level 0 the gradients, at levels 1 and 2 the updated weights, most of them in the next
+// forward pass, and at level 3 the weights of a segment before it computes. So levels differ in which rank holds which data,
+// and in no sum of a single micro-batch.
 //
 // All exchanges run on a separate stream (model/exchanges.h), concurrently with the kernels of other segments. Every
 // pass begins with a fork of the model's stream and ends with a join, so that one graph records both. Partial gradients
@@ -33,8 +34,8 @@ void gather_weights(Model& model, int64_t segment, int64_t next);
 bool accumulates_in_place(const Model& model, const MicroBatch& micro_batch);
 // Before kernels write the segment's gradients: waits for the reduction that still reads their memory.
 void begin_gradients(Model& model, int64_t segment);
-// When the segment's gradients are complete. Shared gradients are summed over the ranks after each micro-batch, others after
-// the last one.
+// When the segment's gradients are complete. Shared gradients are summed over the group after each micro-batch, others after
+// the last one, as is the sum over the groups.
 void reduce_gradients(Model& model, int64_t segment, const MicroBatch& micro_batch);
 // Before the segment's summed gradients are read: waits for its reduction in this pass.
 void wait_for_reduction(Model& model, int64_t segment);

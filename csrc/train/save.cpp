@@ -62,16 +62,27 @@ Tensor shape_of(const Parameter& parameter, DType dtype) {
     return whole.size() == 1 ? shaped(dtype, {whole[0]}) : shaped(dtype, {whole[0], whole[1]});
 }
 
-// The rank of the stage that writes the tensor.
-int64_t writer_in_stage(const Trainer& t, const Parameter& parameter) {
-    const int64_t ranks = t.mesh.ranks_per_stage();
-    return t.mesh.pipeline.rank * ranks + t.model.parameters.writer_of(parameter, ranks);
-}
-// The rank that writes the weight; -1: none of this stage. PEFT reads adapters from one file.
-int64_t writer_of(const Trainer& t, const Parameter& parameter) {
-    if (t.model.lora) return parameter.group.adapter ? 0 : -1;
-    return parameter.is_copy ? -1 : writer_in_stage(t, parameter);
-}
+// The ranks that write the parameters of this stage.
+struct Writers {
+    const Trainer& t;
+    const std::vector<int64_t> in_stage;
+
+    explicit Writers(const Trainer& of)
+        : t(of), in_stage(of.model.parameters.writers(of.mesh.ranks_per_stage())) {}
+    int64_t of(const Parameter& parameter) const {
+        return t.mesh.pipeline.rank * t.mesh.ranks_per_stage() +
+               in_stage[&parameter - t.model.parameters.table.data()];
+    }
+    // Whether this rank writes the weight. PEFT reads adapters from one file.
+    bool is_own_weight(const Parameter& parameter) const {
+        if (t.model.lora) return parameter.group.adapter && t.ranks.is_first();
+        return !parameter.is_copy && of(parameter) == t.ranks.own;
+    }
+    // With tensor parallelism, one rank writes all of a tensor.
+    bool is_own_state(const Parameter& parameter) const {
+        return parameter.trains && !parameter.is_copy && of(parameter) == t.ranks.own;
+    }
+};
 
 // In an order that all stages have.
 std::vector<Parameter> adapters_of_all_stages(const Parameters& p) {
@@ -85,9 +96,10 @@ std::vector<Parameter> adapters_of_all_stages(const Parameters& p) {
 
 Tensors own_weights(const Trainer& t) {
     const Parameters& p = t.model.parameters;
+    const Writers writers(t);
     Tensors own;
     for (const Parameter& parameter : p.table)
-        if (writer_of(t, parameter) == t.ranks.own)
+        if (writers.is_own_weight(parameter))
             own.push_back({parameter.name, shape_of(parameter, t.model.options.precision.weights),
                            parameter.transposed});
     if (t.model.lora && t.ranks.is_first())
@@ -135,8 +147,9 @@ void visit_adapters_elsewhere(Trainer& t, const std::map<std::string, std::strin
 void visit_own_weights(Trainer& t, const Visit& visit) {
     const bool in_stages = t.model.lora && t.mesh.pipeline.ranks > 1,
                sends = in_stages && t.mesh.pipeline.rank > 0 && t.ranks.own % t.mesh.ranks_per_stage() == 0;
+    const Writers writers(t);
     const auto is_own = [&](const Parameter& parameter) {
-        return t.mesh.pipeline.rank == 0 || !in_stages ? writer_of(t, parameter) == t.ranks.own
+        return t.mesh.pipeline.rank == 0 || !in_stages ? writers.is_own_weight(parameter)
                                                        : sends && parameter.group.adapter;
     };
     std::map<std::string, std::string> sent;
@@ -170,18 +183,14 @@ std::string index_text(const Trainer& t) {
     return index.dump(2) + "\n";
 }
 
-// With tensor parallelism, one rank writes all of a tensor.
-bool writes_state(const Trainer& t, const Parameter& parameter) {
-    return parameter.trains && !parameter.is_copy && writer_in_stage(t, parameter) == t.ranks.own;
-}
-
 Tensors own_optimizer_tensors(const Trainer& t) {
     const Parameters& p = t.model.parameters;
+    const Writers writers(t);
     Tensors tensors;
     if (p.tensor.ranks == 1) tensors = optimizer_tensors(p);
     for (const auto& [prefix, buffer] : optimizer_buffers(p))
         for (const Parameter& parameter : p.table)
-            if (p.tensor.ranks > 1 && writes_state(t, parameter))
+            if (p.tensor.ranks > 1 && writers.is_own_state(parameter))
                 tensors.push_back({prefix + parameter.name, shape_of(parameter, buffer.dtype)});
     if (!t.ranks.is_first()) return tensors;
     for (const auto& of : {fp8_tensors(t.model), loss_scale_tensors(t.model)})
@@ -193,6 +202,7 @@ Tensors own_optimizer_tensors(const Trainer& t) {
 void visit_state(Trainer& t, const Visit& visit) {
     Tensors own = own_optimizer_tensors(t);
     const Parameters& p = t.model.parameters;
+    const Writers writers(t);
     auto next = own.begin();
     std::vector<std::vector<char>> memory;
     for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
@@ -203,7 +213,7 @@ void visit_state(Trainer& t, const Visit& visit) {
                 memory.clear();
                 const auto begin = next;
                 for (const Parameter& each : p.table)
-                    if (writes_state(t, each) && each.offset >= flat.offset &&
+                    if (writers.is_own_state(each) && each.offset >= flat.offset &&
                         each.offset < flat.offset + flat.elements()) {
                         next->tensor.data =
                             memory.emplace_back(static_cast<size_t>(next->tensor.bytes())).data();

@@ -161,12 +161,16 @@ ResumePoint find_resume_point(const Options& o, const Ranks& ranks) {
     return first == "auto" || first == "none" ? found : find_checkpoint(o.out, first, ranks);
 }
 
+Readers readers_of(Trainer& t) {
+    return {t.ranks, t.model.ranks, t.model.replicas.get()};
+}
+
 // Weights by --model and --init.
 void load_base(Trainer& t) {
     const Options& o = t.options;
     const auto seed = static_cast<uint64_t>(o.seed);
     if (o.init == Init::load) {
-        t.warn(load_weights(t.model.parameters, o.model));
+        t.warn(load_weights(t.model.parameters, o.model, readers_of(t)));
         return initialize_adapters(t.model.context, t.model.parameters, seed);
     }
     std::error_code none;  // a path without access is no directory
@@ -188,7 +192,7 @@ void set_initial_weights(Trainer& t) {
 // The weights that the adapters of a checkpoint were trained beside, which it does not hold.
 void resume_adapters(Trainer& t, const std::string& states) {
     load_base(t);
-    load_adapters(t.model.parameters, t.resumed_from);
+    load_adapters(t.model.parameters, t.resumed_from, readers_of(t), false);
     hash_base(t.model);
     std::array<double, 4> found{}, expected{};
     CHECK(hipStreamSynchronize(t.model.context.stream));
@@ -259,9 +263,9 @@ void resume(Trainer& t, const Manifest& manifest) {
     const std::vector<std::string> states = files_of(manifest, "optimizer", t.resumed_from);
     if (t.model.lora)
         resume_adapters(t, states[0]);
-    else
-        load_weights(t.model.parameters, t.resumed_from);
-    load_optimizer(t.model.parameters, states);
+    else  // master weights are among the states
+        load_weights(t.model.parameters, t.resumed_from, readers_of(t), false);
+    load_optimizer(t.model.parameters, states, readers_of(t));
     if (manifest.step > 0) load_fp8(t.model, states[0], saved_fp8(manifest));
     load_loss_scale(t, states[0]);
     t.step = manifest.step;
@@ -331,6 +335,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
         damaged.push_back(each.name);
         warn("--resume auto: " + each.name + " is damaged: " + each.reason);
     }
+    ranks.compare(options, facts());  // before ranks send weights to one another
     if (point.manifest)
         resume(*this, *point.manifest);
     else
@@ -403,7 +408,6 @@ const Event& Trainer::end_of(int64_t steps) const {
 }
 
 void Trainer::agree_with_ranks() {
-    ranks.compare(options, facts());
     // Stages have other products, at other times: agree_on_products().
     if (ranks.count == 1 || !schedule.empty()) return;
     model.gemms.gather = [this](const std::string& own) { return ranks.gather("GEMM choice", own); };

@@ -22,8 +22,8 @@ namespace llamac {
 struct Trainer {
     // Reads the model, the data and the checkpoint to resume; writes nothing. If the run does not fit, the Error names the
     // smallest change that makes it fit. ahead: max_in_flight. With --dry-run the model is planned, nothing is allocated or
-    // read, and only the members above `step` are valid. ranks: those of the run, each of which makes the same calls; for a
-    // dry run, the planned number.
+    // read, and only the members above `step` are valid. ranks: those of the run, each of which makes the same calls, with the
+    // same options, model and data; for a dry run, the planned number.
     explicit Trainer(const Options& options, std::optional<int64_t> ahead = {},
                      const Ranks& ranks = one_rank);
 
@@ -51,8 +51,7 @@ struct Trainer {
     // Called after each piece of a checkpoint (FileWriter), and each micro-batch of a stage.
     std::function<void()> written;
 
-    // Compares this rank's options, model and data with the others', and takes rank 0's algorithms of matrix products. Every
-    // rank calls it, before anything else.
+    // Takes rank 0's algorithms of matrix products. Every rank calls it, before anything else.
     void agree_with_ranks();
 
     // Enqueues the next step: micro-batches, gradient norm, AdamW. Returns before it is done, at most two micro-batches ahead

@@ -7,6 +7,7 @@
 //                  "sleep:SECONDS" before the call, which goes through
 //   CHAOS_ON       "once", or "on": the calls behind the k-th fail as well
 //   CHAOS_COUNTS   file that gets the number of calls of each kind at exit: "open 12" per line
+//   CHAOS_BYTES    file that gets the number of bytes read at exit
 //
 // Threads ("thread") are counted wherever they are started. Only calls through the dynamic linker are seen: those of the
 // program and of libstdc++, not those inside libc. Headers that declare the functions below with other names of the same
@@ -33,14 +34,16 @@ static const char* const kinds[KINDS] = {"open",   "read", "write", "fsync", "cl
 enum { SHORT = -1, DESCRIPTORS = 1024 };
 
 static atomic_int counts[KINDS], met;
+static atomic_long bytes_read;
 static atomic_bool ours[DESCRIPTORS];  // descriptors of files below the folder
-static const char *folder, *counts_file;
+static const char *folder, *counts_file, *bytes_file;
 static int chosen = -1, at, action;
 static int goes_on, kills, any, seconds;
 
 __attribute__((constructor)) static void read_environment(void) {
     folder = getenv("CHAOS_FOLDER");
     counts_file = getenv("CHAOS_COUNTS");
+    bytes_file = getenv("CHAOS_BYTES");
     const char *call = getenv("CHAOS_CALL"), *k = getenv("CHAOS_AT"), *what = getenv("CHAOS_ACTION"),
                *on = getenv("CHAOS_ON");
     if (!folder || !call || !k || !what) return;
@@ -58,6 +61,8 @@ __attribute__((destructor)) static void write_counts(void) {
     FILE* file = counts_file ? NEXT(fopen)(counts_file, "w") : NULL;
     for (int i = 0; file && i < KINDS; i++) fprintf(file, "%s %d\n", kinds[i], counts[i]);
     if (file) fclose(file);
+    FILE* bytes = bytes_file ? NEXT(fopen)(bytes_file, "w") : NULL;
+    if (bytes) fprintf(bytes, "%ld\n", bytes_read), fclose(bytes);
 }
 
 // Counts a call. 0: it goes through; else what it fails with, an errno or SHORT.
@@ -138,8 +143,18 @@ EXPORT struct dirent* readdir(DIR* stream) {
     return NEXT(readdir)(stream);
 }
 
-FAULTY(ssize_t, read, (int fd, void* to, size_t bytes), (fd, to, bytes), READ, is_ours(fd))
-FAULTY(ssize_t, pread, (int fd, void* to, size_t bytes, off_t from), (fd, to, bytes, from), READ, is_ours(fd))
+static ssize_t count_bytes(ssize_t done, int is_ours) {
+    if (is_ours && done > 0) bytes_read += done;
+    return done;
+}
+EXPORT ssize_t read(int fd, void* to, size_t bytes) {
+    const int mine = is_ours(fd), error = fault(READ, mine);
+    return error > 0 ? fail(error) : count_bytes(NEXT(read)(fd, to, bytes), mine);
+}
+EXPORT ssize_t pread(int fd, void* to, size_t bytes, off_t from) {
+    const int mine = is_ours(fd), error = fault(READ, mine);
+    return error > 0 ? fail(error) : count_bytes(NEXT(pread)(fd, to, bytes, from), mine);
+}
 
 EXPORT ssize_t write(int fd, const void* from, size_t bytes) {
     const int error = fault(WRITE, is_ours(fd));

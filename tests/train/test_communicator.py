@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 from launch import as_ranks, free_port, has, needs, torchrun_environment
@@ -86,3 +87,48 @@ def test_a_port_in_use(build):
         taken.listen()
         text = rank_0_alone(build, 2, port)
     assert f"port {port - 8192}" in text and "MASTER_PORT" in text
+
+
+class Relay:
+    """Passes connections from one port to another. bytes: per connection, to and from the other one."""
+
+    def __init__(self, port: int, to: int):
+        self.to, self.bytes = to, []
+        self.listening = socket.create_server(("127.0.0.1", port))
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self) -> None:
+        while True:
+            rank, _ = self.listening.accept()
+            try:
+                first = socket.create_connection(("127.0.0.1", self.to))
+            except OSError:  # rank 0 does not listen yet: the rank tries again
+                rank.close()
+                continue
+            self.bytes.append([0, 0])
+            for direction, ends in enumerate([(rank, first), (first, rank)]):
+                arguments = (*ends, self.bytes[-1], direction)
+                threading.Thread(target=self.copy, args=arguments, daemon=True).start()
+
+    @staticmethod
+    def copy(source: socket.socket, to: socket.socket, counts: list[int], direction: int) -> None:
+        try:
+            while piece := source.recv(65536):
+                counts[direction] += len(piece)
+                to.sendall(piece)
+            to.shutdown(socket.SHUT_WR)
+        except OSError:  # rank 0 has another purpose
+            to.close()
+
+
+def test_the_bytes_of_the_rendezvous(build):
+    """A rank gives rank 0 an address for each rank, and gets one of each: not those of all pairs."""
+    needs(build, "GLOO")
+    ranks, first, others = 8, free_port(), free_port()
+    relay = Relay(others - 8192, first - 8192)  # their rendezvous ports
+    own = {rank: {"MASTER_PORT": str(others if rank else first)} for rank in range(ranks)}
+    for code, text in as_ranks([build / "check_communicator"], ranks, own, "stdout"):
+        assert code == 0 and " 0 failed" in text, text
+    address = 160  # bytes of Gloo's, with its length
+    assert 16 < max(map(max, relay.bytes)) / ranks < address
+    assert len([sent for sent in relay.bytes if sent[1] > 0]) == 4 * (ranks - 1)  # its transports

@@ -115,6 +115,24 @@ def test_accumulation(train, data, tmp_path):
         assert numbers(tmp_path / f"zero{a}") == numbers(tmp_path / f"zero{b}")
 
 
+@pytest.mark.parametrize(
+    ("zero", "types"), [(2, {}), (3, {"dtype": "bf16", "grad_dtype": "bf16", "reduce_dtype": "f32"})]
+)
+def test_groups_are_summed_once_per_step(train, data, tmp_path, zero, types):
+    """Whatever the number of micro-batches, whose shards are summed within the group."""
+    found = {}
+    for micro in (1, 3):
+        out = tmp_path / str(micro)
+        more = {"zero": zero, "total_batch_size": micro * 4 * T, "profile": 2} | types | SHORT
+        train(*flags(data, out, steps=4, **GROUPED, **more))
+        rows = json.loads((out / "profile.json").read_text())["operations"]
+        found[micro] = {row["operation"]: (row["calls"], row["bytes"]) for row in rows}
+    assert found[1]["all_reduce"] == found[3]["all_reduce"]
+    assert found[3]["reduce_scatter"] == tuple(3 * each for each in found[1]["reduce_scatter"])
+    train(*flags(data, tmp_path / "zero0", steps=4, **GROUPED, **more | {"zero": 0}))
+    np.testing.assert_allclose(losses(out), losses(tmp_path / "zero0"), rtol=2e-3 if types else 2e-6)
+
+
 @pytest.mark.parametrize(("grad_dtype", "reduce_dtype"), [("f32", "bf16"), ("bf16", "f32")])
 @pytest.mark.parametrize("group", [0, 2])
 def test_the_type_of_the_sums(train, data, tmp_path, grad_dtype, reduce_dtype, group):
@@ -215,6 +233,17 @@ def test_resume_with_other_ranks(train, data, tmp_path, before, after):
     train(*flags(data, tmp_path / "b", **more, **again))
     np.testing.assert_allclose(losses(tmp_path / "b"), losses(tmp_path / "a")[4:], rtol=2e-3)
     assert len(losses(tmp_path / "b")) == 4
+
+
+def test_ranks_write_a_block_at_the_same_time(train, data, tmp_path):
+    """At level 3 all gather block after block: each writes some of its tensors, and as many bytes."""
+    train(*flags(data, tmp_path, devices=2, batch_size=2, zero=3, steps=4))
+    folder = tmp_path / "step_000004"
+    files = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    for layer in range(2):
+        assert len({file for name, file in files.items() if f".layers.{layer}." in name}) == 2
+    small, large = sorted((folder / file).stat().st_size for file in set(files.values()))
+    assert large < 1.2 * small
 
 
 def test_transformers_opens_the_checkpoint(train, data, tmp_path):
@@ -456,6 +485,22 @@ def test_ranks_share_the_reading_of_a_checkpoint(build, train, data, tmp_path, f
     own = {rank: index | {"CHAOS_COUNTS": str(file)} for rank, file in enumerate(files)}
     assert as_ranks(command, 2, own) == [(0, ""), (0, "")]
     assert sum(int(re.search(r"^read (\d+)$", file.read_text(), re.MULTILINE)[1]) for file in files) == 3
+
+
+@pytest.mark.parametrize(("zero", "group"), [(0, 0), (1, 0), (3, 2)])
+def test_ranks_read_a_checkpoint_once(build, train, data, tmp_path, fault, zero, group):
+    """Each of its bytes twice, to check and to load it, by one of four ranks, which read about as many."""
+    out, more = tmp_path / "out", {"batch_size": 1, "steps": 4, "dtype": "bf16", "total_batch_size": 4 * T}
+    train(*flags(data, out, devices=4, **more | SHORT))
+    folder, counts = out / "step_000004", [tmp_path / f"bytes{rank}" for rank in range(4)]
+    below = fault(folder, "none", 0, "0")
+    own = {rank: below | {"CHAOS_BYTES": str(file)} for rank, file in enumerate(counts)}
+    more |= SHORT | {"zero": zero, "shard_group": group, "resume": "auto"}
+    assert as_ranks([build / "train_llama3", *flags(data, out, **more)], 4, own) == [(0, "")] * 4
+    read, size = [int(file.read_text()) for file in counts], sum(f.stat().st_size for f in folder.iterdir())
+    small = 4 * 48 << 10  # the manifest, the configuration and headers, by each
+    assert 1.5 * size < sum(read) < 2 * size + small < 3 * size, (read, size)
+    assert max(read) < 1.5 * sum(read) / 4, read
 
 
 @pytest.mark.parametrize("saves", [{}, {"checkpoint_async": "on", "checkpoint_every": 2}])

@@ -36,10 +36,11 @@ int rendezvous_port(int master_port);
 // The numeric address of this host towards rank 0: 10.0.0.2.
 std::string own_address(const Launch& launch);
 
-// The first exchange of ranks: gathers a text per rank through rank 0, which listens at the launch's port. Throws Error if ranks
-// are missing after `seconds`, have another number of ranks, or the port is taken.
-std::vector<std::string> meet(const Launch& launch, const std::string& purpose, const std::string& text,
-                              double seconds);
+// The first exchange of ranks: sends to[r] to rank r and returns the texts from each, by way of rank 0, which listens at the
+// launch's port. Each other rank sends and receives one message of `size` texts. Throws Error if ranks are missing after
+// `seconds`, have another number of ranks, or the port is taken.
+std::vector<std::string> meet(const Launch& launch, const std::string& purpose,
+                              const std::vector<std::string>& to, double seconds);
 
 // --devices: starts `count` processes of this program on this host, with the same arguments and torchrun's variables; passes
 // signals on to them and waits for them. If one fails, the others are killed after `seconds`; all end with this process.

@@ -82,6 +82,32 @@ struct Socket {
     }
 };
 
+// Texts as one message: the length of each as above, and its bytes.
+std::string packed(const std::vector<std::string>& texts) {
+    std::string all;
+    for (const std::string& text : texts) {
+        const uint32_t length = htonl(static_cast<uint32_t>(text.size()));
+        all.append(reinterpret_cast<const char*>(&length), sizeof length) += text;
+    }
+    return all;
+}
+// Nothing if these are not `count` texts.
+std::optional<std::vector<std::string>> unpacked(const std::string& all, int64_t count) {
+    std::vector<std::string> texts;
+    size_t at = 0;
+    while (static_cast<int64_t>(texts.size()) < count) {
+        uint32_t length = 0;
+        if (all.size() - at < sizeof length) return {};
+        std::memcpy(&length, all.data() + at, sizeof length);
+        length = ntohl(length), at += sizeof length;
+        if (all.size() - at < length) return {};
+        texts.push_back(all.substr(at, length));
+        at += length;
+    }
+    if (at != all.size()) return {};
+    return texts;
+}
+
 struct FreeAddresses {
     void operator()(addrinfo* list) const { freeaddrinfo(list); }
 };
@@ -133,12 +159,12 @@ int64_t first_missing(const std::vector<Socket>& ranks) {
 }
 
 std::vector<std::string> meet_as_first(const Launch& launch, const std::string& purpose,
-                                       const std::string& text, Clock::time_point end) {
+                                       const std::vector<std::string>& to, Clock::time_point end) {
     const size_t size = static_cast<size_t>(launch.size);
     const Socket listening = listen_for_ranks(launch);
-    std::vector<std::string> texts(size);
+    std::vector<std::vector<std::string>> from(size);  // each rank's texts, to each
     std::vector<Socket> ranks(size);
-    texts[0] = text;
+    from[0] = to;
     for (size_t met = 1; met < size;) {
         const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count();
         if (left <= 0 || !listening.is_ready(POLLIN, static_cast<int>(left)))
@@ -154,34 +180,35 @@ std::vector<std::string> meet_as_first(const Launch& launch, const std::string& 
         if (their_size != launch.size || rank < 1 || rank >= launch.size)
             fail("rank 0: expected ", launch.size, " ranks, found one that is rank ", rank, " of ",
                  their_size, ": another run uses MASTER_PORT, or the launcher's environment differs");
+        auto texts = unpacked(*theirs, launch.size);
+        if (!texts) fail("rank 0: rank ", rank, " is of another version of the program");
         Socket& place = ranks[rank];
         met += place.fd < 0 ? 1 : 0;  // a second try of the same rank replaces the first
         place = std::move(peer);
-        texts[rank] = *theirs;
+        from[rank] = std::move(*texts);
     }
+    const auto to_rank = [&](size_t rank) {
+        std::vector<std::string> texts;
+        for (const auto& each : from) texts.push_back(each[rank]);
+        return texts;
+    };
     for (size_t rank = 1; rank < size; rank++)
-        for (const std::string& each : texts)
-            if (!ranks[rank].send_message(each)) fail("rank 0: rank ", rank, " ended while the ranks met");
-    return texts;
+        if (!ranks[rank].send_message(packed(to_rank(rank))))
+            fail("rank 0: rank ", rank, " ended while the ranks met");
+    return to_rank(0);
 }
 
 // Rank 0's answer; nothing where it does not listen yet, or for another purpose.
 std::optional<std::vector<std::string>> ask_first(const Launch& launch, const std::string& purpose,
-                                                  const std::string& text, Clock::time_point end) {
+                                                  const std::vector<std::string>& to, Clock::time_point end) {
     const auto addresses = addresses_of(launch, SOCK_STREAM);
     for (const addrinfo* a = addresses.get(); a; a = a->ai_next) {
         const Socket first(socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
         if (first.fd < 0 || ::connect(first.fd, a->ai_addr, a->ai_addrlen) != 0) continue;
-        if (!first.send_message(greeting(launch, purpose)) || !first.send_message(text)) continue;
-        std::vector<std::string> texts;
-        while (static_cast<int64_t>(texts.size()) < launch.size) {
-            const auto left =
-                std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count();
-            auto each = left > 0 ? first.receive_message(static_cast<int>(left)) : std::nullopt;
-            if (!each) return {};
-            texts.push_back(std::move(*each));
-        }
-        return texts;
+        if (!first.send_message(greeting(launch, purpose)) || !first.send_message(packed(to))) continue;
+        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count();
+        const auto texts = left > 0 ? first.receive_message(static_cast<int>(left)) : std::nullopt;
+        return texts ? unpacked(*texts, launch.size) : std::nullopt;
     }
     return {};
 }
@@ -204,12 +231,13 @@ std::string own_address(const Launch& launch) {
     fail("rank ", launch.rank, ": MASTER_ADDR ", launch.address, ": no network of this host leads there");
 }
 
-std::vector<std::string> meet(const Launch& launch, const std::string& purpose, const std::string& text,
-                              double seconds) {
+std::vector<std::string> meet(const Launch& launch, const std::string& purpose,
+                              const std::vector<std::string>& to, double seconds) {
+    CHECK(static_cast<int64_t>(to.size()) == launch.size);
     const auto end = Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds));
-    if (launch.rank == 0) return meet_as_first(launch, purpose, text, end);
+    if (launch.rank == 0) return meet_as_first(launch, purpose, to, end);
     while (Clock::now() < end) {
-        if (auto texts = ask_first(launch, purpose, text, end)) return *texts;
+        if (auto texts = ask_first(launch, purpose, to, end)) return *texts;
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     std::ostringstream line;

@@ -5,57 +5,22 @@
 #include "platform/threads.h"
 
 #if defined(LLAMAC_GLOO)
+#include <gloo/common/error.h>
 #include <gloo/common/logging.h>
-#include <gloo/rendezvous/context.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
 
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
-#include <map>
 #include <mutex>
 #include <system_error>
 #include <thread>
 
 namespace llamac {
 namespace {
-
-// The addresses of all ranks, which Gloo looks up. set() exchanges this rank's address for those of all.
-struct Store : gloo::rendezvous::Store {
-    const Launch& launch;
-    const std::string& purpose;
-    const double seconds;
-    std::map<std::string, std::string> values;
-
-    Store(const Launch& of, const std::string& what, double limit)
-        : launch(of), purpose(what), seconds(limit) {}
-
-    void set(const std::string& key, const std::vector<char>& data) override {
-        const std::string own = key + "\n" + std::string(data.begin(), data.end());
-        for (const std::string& each : meet(launch, purpose, own, seconds)) {
-            const size_t end = each.find('\n');
-            values[each.substr(0, end)] = each.substr(end + 1);
-        }
-    }
-    std::vector<char> get(const std::string& key) override {
-        const std::string& value = values.at(key);
-        return {value.begin(), value.end()};
-    }
-    void wait(const std::vector<std::string>& keys) override {
-        for (const std::string& key : keys) CHECK(values.count(key) == 1);
-    }
-};
-
-// Versions of Gloo since 2025 share the store, older ones borrow it.
-template <class Context>
-void connect(Context& context, const std::shared_ptr<Store>& store,
-             std::shared_ptr<gloo::transport::Device>& device) {
-    if constexpr (requires { context.connectFullMesh(*store, device); })
-        context.connectFullMesh(*store, device);
-    else
-        context.connectFullMesh(store, device);
-}
 
 // Ends each wait for a message several times per second, from a thread: Gloo cannot tell whether a message has come, and a
 // timeout of its own breaks the connections.
@@ -98,18 +63,15 @@ struct Turns {
 };
 
 struct GlooTransport : Transport {
-    std::shared_ptr<gloo::rendezvous::Context> context;
+    std::shared_ptr<gloo::transport::Context> context;
     // Messages so far with each peer: their tags, which are the same at both ends.
     std::vector<uint64_t> sent, received;
     std::unique_ptr<Turns> turns;  // null until a message is waited for
 
     GlooTransport(const Launch& launch, const std::string& purpose, double limit)
         : Transport(launch.rank, launch.size, limit),
-          context(
-              std::make_shared<gloo::rendezvous::Context>(static_cast<int>(rank), static_cast<int>(size))),
           sent(static_cast<size_t>(size)),
           received(static_cast<size_t>(size)) {
-        context->setTimeout(std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds)));
         gloo::transport::tcp::attr attributes;
         if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"))  // as PyTorch's
             attributes.iface = interface;
@@ -117,7 +79,9 @@ struct GlooTransport : Transport {
             attributes.hostname = own_address(launch);
         try {
             auto device = gloo::transport::tcp::CreateDevice(attributes);
-            connect(*context, std::make_shared<Store>(launch, purpose, seconds), device);
+            context = device->createContext(static_cast<int>(rank), static_cast<int>(size));
+            context->setTimeout(std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds)));
+            connect(launch, purpose);
         } catch (const gloo::Exception& error) {
             fail("rank ", rank, ": Gloo: ", error.what());
         } catch (const gloo::EnforceNotMet& error) {  // an interface without an address
@@ -125,6 +89,20 @@ struct GlooTransport : Transport {
         } catch (const std::system_error& error) {
             fail("rank ", rank, ": Gloo: cannot start a thread: ", error.code().message());
         }
+    }
+
+    // Each pair of ranks has a connection, and each of its ends an address. Gloo's own rendezvous would give every rank the
+    // addresses of all pairs.
+    void connect(const Launch& launch, const std::string& purpose) {
+        std::vector<std::string> addresses(static_cast<size_t>(size));
+        for (int peer = 0; peer < size; peer++) {
+            if (peer == rank) continue;
+            const std::vector<char> bytes = context->createPair(peer)->address().bytes();
+            addresses[peer].assign(bytes.begin(), bytes.end());
+        }
+        const std::vector<std::string> theirs = meet(launch, purpose, addresses, seconds);
+        for (int peer = 0; peer < size; peer++)
+            if (peer != rank) context->getPair(peer)->connect({theirs[peer].begin(), theirs[peer].end()});
     }
 
     void exchange(std::span<const Message> messages) override {
