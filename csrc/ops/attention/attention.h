@@ -98,7 +98,7 @@ void attention_backward_flash_atomic(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv
 WorkspaceBytes attention_backward_flash_workspace, attention_backward_flash_atomic_workspace;
 
 // mfma_forward.hip, mfma_backward.hip; where LLAMAC_MFMA
-bool mfma_supports(const Call& call), plain_mfma_supports(const Call& call);
+bool mfma_supports(const Call& call);
 int64_t attention_backward_mfma_workspace(const Call& call);
 template <class E>
 void attention_backward_mfma(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,

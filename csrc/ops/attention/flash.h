@@ -36,6 +36,20 @@ __device__ inline int larger(int a, int b) {
     return a > b ? a : b;
 }
 
+// The first of `count` for which a condition holds that holds for all after it too.
+template <class Condition>
+__device__ int first_where(int count, Condition holds) {
+    int low = 0, high = count;
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        if (holds(middle))
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
 // What kernels are compiled for: each query sees all keys up to its own, of as many; masks beside the diagonal; no diagonal.
 enum Masks : int { no_masks, causal_masks, range_masks };
 
@@ -76,22 +90,10 @@ struct SequenceMask {
     // query.
     __device__ int first_query(int key) const {
         if (causal || !ends) return causal ? larger(0, key - (keys - queries)) : 0;
-        return first_where([&](int t) { return end(t) > key; });
+        return first_where(queries, [&](int t) { return end(t) > key; });
     }
     __device__ int queries_until(int key) const {
-        return first_where([&](int t) { return begin(t) > key; });
-    }
-    template <class Condition>  // false for the first queries, true for all others
-    __device__ int first_where(Condition holds) const {
-        int low = 0, high = queries;
-        while (low < high) {
-            const int middle = low + (high - low) / 2;
-            if (holds(middle))
-                high = middle;
-            else
-                low = middle + 1;
-        }
-        return low;
+        return first_where(queries, [&](int t) { return begin(t) > key; });
     }
 };
 // Which steps a warp takes part in, and of which of them its queries do not see all: [some_from, some_to) the keys that

@@ -1,9 +1,10 @@
-// Attention backward for CDNA3 (MI300X), variant `mfma` of attention.hip, causal and without other masks: five products in one
-// pass. A block owns 128 keys, each of its warps 16 of them, and walks over the queries that see them:
+// Attention backward for CDNA3 (MI300X), variant `mfma` of attention.hip: five products in one pass. A block owns 128 keys, each
+// of its warps 16 of them, and walks over the queries that see them:
 //
 //   - q and dout are transposed on their way to LDS, once per block, beside their rows; k, once, in registers
 //   - ds goes through LDS to the warps that multiply it with k, each for 16 elements of dq
-//   - blocks add to dq in memory in turns, in the order of their keys, so every sum has the same order in every run
+//   - blocks add to dq in memory in turns, in the order of their keys, so every sum has the same order in every run; with masks,
+//     the blocks that have a step are neighbours, for the keys that a query sees begin and end no earlier than the query's before
 //   - reads of LDS are issued ahead of their products, in an order that is given
 //   - p and ds are cut instead of rounded (mfma.h)
 #include "ops/attention/mfma.h"
@@ -35,25 +36,29 @@ struct MfmaKeys : MfmaWalk<HD, 8, 1> {
 };
 
 // Of each query: p = 2^(c s + shift), c = scale * log2 e, and ds = p (dp + minus_delta); both f32[B,NH,T], with T rounded up to
-// whole steps. Queries that do not exist get p = 0. sums: dq / scale, f32[B,NH,T,HD] in the order of MfmaKeys. turns: how many
-// blocks have added to a step of a head. begun: how many blocks have begun, per XCD.
+// whole steps. Queries that do not exist get p = 0. keys: where those that a query sees begin, and where they end, i32[B,2,T]; of
+// queries that do not exist as of the last. sums: dq / scale, f32[B,NH,T,HD] in the order of MfmaKeys. turns: the block after the
+// one that has added to a step of a head last. begun: how many blocks have begun, per XCD.
 struct MfmaWorkspace {
     float *shift, *minus_delta, *sums;
-    int *turns, *begun;
+    int *keys, *turns, *begun;
     int64_t time;
 
     MfmaWorkspace(void* workspace, int64_t B, int64_t NH, int64_t T, int64_t HD)
         : shift(static_cast<float*>(workspace)),
           minus_delta(shift + B * NH * padded(T)),
           sums(minus_delta + B * NH * padded(T)),
-          turns(reinterpret_cast<int*>(sums + B * NH * padded(T) * HD)),
+          keys(reinterpret_cast<int*>(sums + B * NH * padded(T) * HD)),
+          turns(keys + 2 * B * padded(T)),
           begun(turns + B * NH * padded(T) / least_step),
           time(padded(T)) {}
     static constexpr int least_step = 32;
     static constexpr int counters = 8;  // of the device that has most XCDs: the host does not know xcds
     static int64_t padded(int64_t T) { return (T + 63) / 64 * 64; }
     static int64_t bytes(int64_t B, int64_t NH, int64_t T, int64_t HD) {
-        return B * NH * padded(T) * (2 + HD) * 4 + (B * NH * padded(T) / least_step + counters) * 4;
+        return (B * NH * padded(T) * (2 + HD) + 2 * B * padded(T) + B * NH * padded(T) / least_step +
+                counters) *
+               4;
     }
 };
 
@@ -61,7 +66,7 @@ struct MfmaWorkspace {
 template <class E, int HD>
 __global__ void __launch_bounds__(256)
     attention_backward_mfma_kernel_statistics(MfmaWorkspace work, View<const E, 4> dout, View<const E, 4> out,
-                                              View<const float, 3> lse) {
+                                              View<const float, 3> lse, AttentionMask visible) {
     constexpr int lanes = HD / vector_size<E>;
     const int64_t time = out.shape[1], heads = out.shape[2];
     const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -72,6 +77,12 @@ __global__ void __launch_bounds__(256)
     if (b < out.shape[0] && static_cast<int>(threadIdx.x) % lanes == 0) {
         work.shift[i] = inside ? raised<E> - lse(b, h, t) * log2_e : -INFINITY;
         work.minus_delta[i] = inside ? -delta : 0;
+        if (h == 0) {
+            int* const keys = work.keys + 2 * b * work.time + t;
+            const int64_t query = inside ? t : time - 1;
+            keys[0] = static_cast<int>(visible.begin(b, query));
+            keys[work.time] = static_cast<int>(visible.end(b, query));
+        }
     }
     if (thread < work.begun + MfmaWorkspace::counters - work.turns) work.turns[thread] = 0;
 }
@@ -142,15 +153,15 @@ __device__ inline BlockTile begun_block_tile(int* begun, int blocks, int heads) 
     return {uniform(tile.batch), uniform(tile.head), uniform(tile.block)};
 }
 
-template <class E, int HD>
+template <class E, int HD, bool masked>
 __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_backward_mfma_kernel(View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout, MfmaWorkspace work,
                                    View<const E, 4> q, View<const E, 4> k, View<const E, 4> v, float scale) {
     using C = MfmaKeys<HD>;
     constexpr int half = C::threads / 2, parts = HD / 16;
-    const int time = static_cast<int>(q.shape[1]), heads = static_cast<int>(k.shape[2]),
-              group = static_cast<int>(q.shape[2]) / heads;
-    const BlockTile tile = begun_block_tile(work.begun, (time + C::rows - 1) / C::rows, heads);
+    const int time = static_cast<int>(q.shape[1]), seen = masked ? static_cast<int>(k.shape[1]) : time,
+              heads = static_cast<int>(k.shape[2]), group = static_cast<int>(q.shape[2]) / heads;
+    const BlockTile tile = begun_block_tile(work.begun, (seen + C::rows - 1) / C::rows, heads);
     const int block = static_cast<int>(tile.block), first = block * C::rows;  // more queries come first
     const int warp = warp_uniform(warp_index()), row = first + warp * C::warp_tile_rows;
     const int thread = static_cast<int>(threadIdx.x);
@@ -159,11 +170,11 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     T::Operand column_k[C::rows / 16];
     {
         const SharedTile<HD> shared =
-            copy_rows<C>(row_of(k, tile.batch, first, tile.head), k.stride[1], time - first);
+            copy_rows<C>(row_of(k, tile.batch, first, tile.head), k.stride[1], seen - first);
         rows_k.take(shared, warp * C::warp_tile_rows);
         take_column(column_k, shared, warp % parts * 16);
         __syncthreads();
-        copy_rows<C>(row_of(v, tile.batch, first, tile.head), v.stride[1], time - first);
+        copy_rows<C>(row_of(v, tile.batch, first, tile.head), v.stride[1], seen - first);
         rows_v.take(shared, warp * C::warp_tile_rows);
         __syncthreads();
     }
@@ -183,12 +194,34 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     const int own_key = warp * C::warp_tile_rows + T::row();
     // The queries of a step: from t0 on, of a head of the group. Steps go from the last queries to the first, so that blocks that
     // begin one after the other can add to dq in their order, through all heads of the group.
-    const int start = first / C::step * C::step, last = (time - 1) / C::step * C::step;
+    int start = first / C::step * C::step, last = (time - 1) / C::step * C::step;
+    // With masks: the last step of the block before, and the queries that see all keys of the warp.
+    int last_before = 0, all_from = 0, all_to = 0;
+    const int* const keys = work.keys + 2 * tile.batch * work.time;
+    if constexpr (masked) {
+        const auto last_step = [](int end) { return (end + C::step - 1) / C::step * C::step - C::step; };
+        // Each lane searches for one of them: the first query whose keys begin, or end, behind a key.
+        const int lane = smaller(lane_index(), 4), last_key = row + C::warp_tile_rows - 1;
+        const int* const ends_or_begins = lane < 2 ? keys + work.time : keys;
+        const int key = lane == 0   ? first
+                        : lane == 1 ? last_key
+                        : lane == 2 ? smaller(first + C::rows, seen) - 1
+                        : lane == 3 ? first - 1
+                                    : row;
+        const int found = first_where(time, [&](int t) { return ends_or_begins[t] > key; });
+        const auto of_lane = [&](int i) { return warp_uniform(__shfl(found, i)); };
+        start = of_lane(0) / C::step * C::step, all_from = of_lane(1), last = last_step(of_lane(2));
+        last_before = last_step(of_lane(3)), all_to = of_lane(4);
+        if (all_to == time) all_to += C::step;  // the last step ends behind the last query
+    }
+    const bool none = masked && start > last;
+    const int64_t query_head = tile.head * group;
+    const E* const last_q = row_of(q, tile.batch, last, query_head);
+    const E* const last_dout = row_of(dout, tile.batch, last, query_head);
     const char *next_q, *next_dout;
     const auto begin_head = [&](int head) {
-        const int64_t query_head = tile.head * group + head;
-        next_q = reinterpret_cast<const char*>(row_of(q, tile.batch, last, query_head));
-        next_dout = reinterpret_cast<const char*>(row_of(dout, tile.batch, last, query_head));
+        next_q = reinterpret_cast<const char*>(last_q + head * q.stride[2]);
+        next_dout = reinterpret_cast<const char*>(last_dout + head * dout.stride[2]);
     };
     const auto begin_rows = [&](int t0) {
         copy_q.begin(next_q, q_pitch, time - t0);
@@ -201,15 +234,18 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     const auto pair = [](const uint32_t* bits) {
         return Pair{__uint_as_float(bits[0]), __uint_as_float(bits[1])};
     };
-    begin_head(0);
-    begin_rows(last);
-    begin_columns(last);
+    if (!none) {
+        begin_head(0);
+        begin_rows(last);
+        begin_columns(last);
+    }
+    const int64_t statistics_at = (tile.batch * q.shape[2] + query_head) * work.time;
     int64_t added = -1;  // the turn of the sums on their way
-    for (int head = 0, t0 = last; head < group;) {
+    for (int head = none ? group : 0, t0 = last; head < group;) {
         copy_q.end(shared_q);
         copy_dout.end(shared_dout);
         __syncthreads();  // and the last step's columns and ds are read
-        const int64_t at = (tile.batch * q.shape[2] + tile.head * group + head) * work.time + t0;
+        const int64_t at = statistics_at + head * work.time + t0;
         const int* const turn = work.turns + at / C::step;
         float* const sums = work.sums + at * HD + warp * C::dq_floats;
         int now = load_word(turn);
@@ -234,7 +270,23 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 #pragma unroll
             for (int i = 0; i < T::elements; i++) dp[0][n].x[i] = __uint_as_float(minus_delta[n][i]);
         add_product<E, C::ahead>(dp, rows_v, shared_dout);
-        if (query - row < C::warp_tile_rows - 1) mask<T, Masked::columns_before>(p, query - row);
+        if constexpr (masked) {
+            if (query < all_from || query + C::step > all_to) {
+#pragma unroll
+                for (int n = 0; n < C::part_tiles; n++) {
+                    uint32_t begin[T::elements], end[T::elements];
+                    const char* const at = reinterpret_cast<const char*>(keys + query + n * 16);
+                    load_words(begin, at, columns);
+                    load_words(end, at + work.time * 4, columns);
+#pragma unroll
+                    for (int i = 0; i < T::elements; i++)
+                        hide_unseen(p[0][n].x[i], static_cast<int>(begin[i]), static_cast<int>(end[i]),
+                                    first + own_key);
+                }
+            }
+        } else if (query - row < C::warp_tile_rows - 1) {
+            mask<T, Masked::columns_before>(p, query - row);
+        }
 #pragma unroll
         for (int n = 0; n < C::part_tiles; n++)
 #pragma unroll
@@ -273,7 +325,6 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 #pragma unroll
                 for (int h = 0; h < 2; h++) T::multiply<E>(dq[i % 2], column_k[i / 2 * 2 + h], rows[h]);
             });
-        while (now != block) now = load_word(turn);
         const auto on_sums = [&](auto f) {
 #pragma unroll
             for (int n = 0; n < C::dq_tiles; n++)
@@ -281,17 +332,19 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
                 for (int i = 0; i < T::elements; i++)
                     f(sums + (n * T::elements + i) * 64 + lane_index(), dq[n].x[i]);
         };
-        if (block == 0)
+        if (masked ? query > last_before : block == 0) {  // the first of the blocks that have the step
             on_sums([](float* to, float x) { store_word(to, x); });
-        else
+        } else {
+            while (now != block) now = load_word(turn);
             on_sums([](float* to, float x) { add_word(to, x); });
+        }
         if (head < group) begin_columns(t0);
     }
     wait_for_memory();
     __syncthreads();
-    if (thread == 0) store_word(work.turns + added, block + 1);
-    store_sum<C>(row_of(dk, tile.batch, first, tile.head), dk.stride[1], sum_k, scale, time - first);
-    store_sum<C>(row_of(dv, tile.batch, first, tile.head), dv.stride[1], sum_v, 1, time - first);
+    if (!none && thread == 0) store_word(work.turns + added, block + 1);
+    store_sum<C>(row_of(dk, tile.batch, first, tile.head), dk.stride[1], sum_k, scale, seen - first);
+    store_sum<C>(row_of(dv, tile.batch, first, tile.head), dv.stride[1], sum_v, 1, seen - first);
 }
 
 // dq from its sums, scaled and rounded: a thread has eight elements.
@@ -319,26 +372,25 @@ __global__ void __launch_bounds__(256)
 template <class E>
 void attention_backward_mfma(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
                              View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,
-                             View<const E, 4> k, View<const E, 4> v, View<const int32_t, 2>,
-                             View<const int32_t, 2>, double scale_, bool, int64_t, LaunchContext context) {
+                             View<const E, 4> k, View<const E, 4> v, View<const int32_t, 2> first,
+                             View<const int32_t, 2> ends, double scale_, bool causal, int64_t window,
+                             LaunchContext context) {
     const float scale = static_cast<float>(scale_);
+    const AttentionMask visible(q, k, first, ends, causal, window);
     const MfmaWorkspace work(context.workspace, q.shape[0], q.shape[2], q.shape[1], q.shape[3]);
-    const auto on_head = [&](auto head) {
+    on_heads(visible, q, [&](auto head, auto masks) {
         constexpr int HD = decltype(head)::value;
         using C = MfmaKeys<HD>;
         const int64_t vectors = q.shape[0] * q.shape[2] * work.time * (HD / vector_size<E>);
         launch(Grid(blocks_for(vectors, 256), 256, context.stream),
-               attention_backward_mfma_kernel_statistics<E, HD>, work, dout, out, lse);
+               attention_backward_mfma_kernel_statistics<E, HD>, work, dout, out, lse, visible);
         const int64_t blocks = (k.shape[1] + C::rows - 1) / C::rows * k.shape[2] * k.shape[0];
         launch(Grid(blocks_for(blocks, 1), C::threads, context.stream, C::shared_bytes),
-               attention_backward_mfma_kernel<E, HD>, dk, dv, dout, work, q, k, v, scale);
+               attention_backward_mfma_kernel<E, HD, decltype(masks)::value != no_masks>, dk, dv, dout, work,
+               q, k, v, scale);
         launch(Grid(blocks_for(vectors, 256), 256, context.stream),
                attention_backward_mfma_kernel_round<E, HD>, dq, work.sums, work.time, scale);
-    };
-    if (q.shape[3] == 64)
-        on_head(std::integral_constant<int, 64>{});
-    else
-        on_head(std::integral_constant<int, 128>{});
+    });
 }
 
 int64_t attention_backward_mfma_workspace(const Call& call) {

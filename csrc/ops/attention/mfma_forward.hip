@@ -190,10 +190,6 @@ void attention_forward_mfma(View<E, 4> out, View<float, 3> lse, View<const E, 4>
 template decltype(attention_forward_mfma<bf16>) attention_forward_mfma<bf16>;
 template decltype(attention_forward_mfma<fp16>) attention_forward_mfma<fp16>;
 
-bool plain_mfma_supports(const Call& call) {
-    return is_plain_causal(call) && mfma_supports(call);
-}
-
 bool mfma_supports(const Call& call) {
     if (!device_properties().cdna3 || (call["HD"] != 64 && call["HD"] != 128) || !flash_supports(call))
         return false;

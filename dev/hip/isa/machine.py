@@ -4,7 +4,8 @@ Single instructions are compiled by tinygrad's emulator. Everything around them 
 waves, barriers, LDS, counting. Differences from the emulator's own loop:
 
 - Registers, LDS and whatever a kernel does not initialise hold NaN patterns instead of zeros.
-- Waves of a block run in order, in reverse, or are interrupted after random numbers of instructions.
+- Waves of a block run in order, in reverse, or are interrupted after random numbers of instructions, by
+  others of the block and by other blocks.
 - fp32 denormals are kept or flushed as the kernel's descriptor says.
 - Instructions that the emulator gets wrong are corrected (corrections.py) or refused.
 """
@@ -13,6 +14,7 @@ import ctypes
 import random
 import struct
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -132,9 +134,21 @@ class Wave:
         self.mv[emu.PC_LO_IDX // 2] = kernel.entry
 
 
+@dataclass(eq=False)
+class Block:
+    """A block that has begun and not ended."""
+
+    waves: list[Wave]
+    steps: Iterator[int]  # of run_block()
+    lds: np.ndarray | None = None  # its LDS while another block runs
+
+
+RESIDENT = 8  # blocks that run at a time in random order
+
+
 class Machine:
-    """Runs kernels block by block. order: of a block's waves, "forward", "reverse" or "random". With None,
-    launches are noted and do not run.
+    """Runs kernels. order: of a block's waves, "forward", "reverse" or "random". In random order, some blocks
+    run at a time, else one. With None, launches are noted and do not run.
     """
 
     races = None  # Races: LDS accesses are recorded
@@ -145,7 +159,7 @@ class Machine:
         self.executed, self.log = Counter(), []
         self.order, self.random = "forward", random.Random(1)
         self.opcodes = Counter()
-        self.limit, self.watched = 50_000_000, {}
+        self.limit, self.watched = 10_000_000, {}
 
     def decode(self, kernel, pc):
         raw = ctypes.string_at(pc, 16)
@@ -197,16 +211,36 @@ class Machine:
         user = user_registers(kernel, packet_at, at)
         program = self.programs.setdefault(kernel.name, {})
         count = -(-threads // 64)
-        while len(self.waves) < count:
+        most = RESIDENT if self.order == "random" else 1
+        while len(self.waves) < most * count:
             self.waves.append(Wave(self.lds))
-        executed = 0
+        free = [self.waves[i * count : (i + 1) * count] for i in range(most)]
+        groups, resident, current, executed = iter(self.groups(grid)), [], None, 0
         with nullcontext() if kernel.keeps_denormals else emu._MXCSRContext():
-            for group in self.groups(grid):
-                self.lds.fill(lds)
-                for w in range(count):
-                    self.waves[w].start(kernel, user, group, 64 * w, threads, block)
-                executed += self.run_block(kernel, program, count)
+            while True:
+                while free and (group := next(groups, None)):
+                    waves = free.pop(0)
+                    for w in range(count):
+                        waves[w].start(kernel, user, group, 64 * w, threads, block)
+                    if current:
+                        current.lds = self.lds.words.copy()
+                    self.lds.fill(lds)
+                    current = Block(waves, self.run_block(kernel, program, waves))
+                    resident.append(current)
+                if not resident:
+                    break
+                now = self.random.choice(resident)
+                if now is not current:
+                    current.lds = self.lds.words.copy()
+                    self.lds.words[:] = now.lds
+                    current = now
+                steps = next(now.steps, None)
                 assert self.lds.intact(), "write past the end of LDS"
+                if steps is None:
+                    resident.remove(now)
+                    free.append(now.waves)
+                else:
+                    executed += steps
         del memory, packet  # the kernel has read them
         self.executed[kernel.name] += executed
         self.log.append(Launch(kernel.name, tuple(grid), executed))
@@ -221,8 +255,9 @@ class Machine:
             self.random.shuffle(groups)
         return groups
 
-    def run_block(self, kernel, program, count):
-        waves = self.waves[:count]
+    def run_block(self, kernel, program, waves):
+        """Yields how many instructions have been executed when another block may go on."""
+        count, told = len(waves), 0
         running, waiting, executed = list(range(count)), set(), 0
         pc_at = emu.PC_LO_IDX // 2
         if self.races:
@@ -267,4 +302,7 @@ class Machine:
                         break
             if executed > self.limit:
                 raise RuntimeError(f"more than {self.limit} instructions in one block")
-        return executed
+            if self.order == "random":
+                yield executed - told
+                told = executed
+        yield executed - told
