@@ -16,6 +16,7 @@
 #include "core/operation.h"
 #include "core/simd.h"
 #include "ops/column_sums.h"
+#include "ops/unaligned.h"
 
 namespace llamac {
 namespace {
@@ -91,7 +92,7 @@ void bias_backward_naive(View<G, 1> dbias, View<const T, 2> dout, bool accumulat
 constexpr int block_threads = 512;  // at most
 // One where accesses are narrow: there more addresses than registers would be in flight.
 template <bool whole>
-constexpr int rows_per_thread = whole ? 4 : 1;
+constexpr int rows_per_thread = whole || vectors_anywhere ? 4 : 1;
 
 // A thread's rows are neighbours; `across` threads hold a row.
 template <class T, bool whole>
@@ -104,9 +105,10 @@ __global__ void __launch_bounds__(block_threads)
     const int64_t first = int64_t{place / across} * rows, k = int64_t{place % across} * size;
     uint4 own[rows];
 #pragma unroll
-    for (int r = 0; r < rows; r++) own[r] = load_part<whole>(x + (first + r) * K, k, first + r < N ? K : 0);
+    for (int r = 0; r < rows; r++)
+        own[r] = load_row_part<whole>(x + (first + r) * K, k, first + r < N ? K : 0);
     float b[size];
-    unpack<T>(load_part<whole>(bias, k, K), b);
+    unpack<T>(load_row_part<whole>(bias, k, K), b);
 #pragma unroll
     for (int r = 0; r < rows; r++) {
         float a[size];
@@ -136,7 +138,7 @@ void bias_forward_vectorized(View<T, 2> out, View<const T, 2> x, View<const T, 1
 constexpr int tile_vectors = 32;        // of a row in a block: whole cache lines
 constexpr int resident_threads = 1024;  // whose registers a multiprocessor holds
 template <bool whole>
-constexpr int loads_per_thread = whole ? 8 : 1;
+constexpr int loads_per_thread = whole || vectors_anywhere ? 8 : 1;
 
 // Threads (x: vectors of a row, y: rows at a time). Block (x: columns, y: rows [y * stretch, (y + 1) * stretch)), whose sums are
 // row y of partial[gridDim.y, K]. Dynamic LDS: a vector of floats per thread.
@@ -150,7 +152,7 @@ __global__ void __launch_bounds__(block_threads)
     const int64_t k = first_column + threadIdx.x * size, down = blockDim.y;
     const int64_t begin = blockIdx.y * stretch, end = begin + stretch < N ? begin + stretch : N;
     float sum[size] = {};
-    const auto load = [=](int64_t n) { return load_part<whole>(dout + n * K, k, K); };
+    const auto load = [=](int64_t n) { return load_row_part<whole>(dout + n * K, k, K); };
     const auto add = [&sum](uint4 bits) {
         float a[size];
         unpack<T>(bits, a);

@@ -30,6 +30,7 @@
 #include "core/scratch.h"
 #include "ops/column_sums.h"
 #include "ops/rmsnorm.h"
+#include "ops/unaligned.h"
 
 namespace llamac {
 namespace {
@@ -434,6 +435,8 @@ __global__ void __launch_bounds__(backward_threads)
     const auto [dx, partial, out, dout, x, weight, bias, mean, rstd, dresidual] =
         wait(dx_, partial_, out_, dout_, x_, weight_, bias_, mean_, rstd_, dresidual_);
     constexpr int size = vector_size<T>, vectors = max_backward / size;
+    // Addresses of narrow loads take the registers of loads ahead; two more vectors of float spill.
+    constexpr bool ahead = whole || (vectors_anywhere && narrow<T>);
     struct Sums {
         float g, gx;
     };
@@ -452,15 +455,15 @@ __global__ void __launch_bounds__(backward_threads)
         reinterpret_cast<uint4*>(dynamic_shared_memory()) + threadIdx.y * blockDim.x + threadIdx.x;
     for (int i = 0; i < max_backward / 4; i++) own_sums[i * threads] = make_uint4(0, 0, 0, 0);
     const auto load = [N, C](const T* rows, int64_t n, int c) {
-        return n < N ? load_part<whole>(rows + n * C, c, C) : make_uint4(0, 0, 0, 0);
+        return n < N ? load_row_part<whole>(rows + n * C, c, C) : make_uint4(0, 0, 0, 0);
     };
     int64_t n = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
 #pragma unroll
     for (int v = 0; v < vectors; v++) {
         column[v] = static_cast<int>(v * blockDim.x + threadIdx.x) * size;
-        w[v] = load_part<whole>(weight, column[v], C);
-        if (whole) next_x[v] = load(x, n, column[v]);
-        if (whole) next_dout[v] = load(dout, n, column[v]);
+        w[v] = load_row_part<whole>(weight, column[v], C);
+        if (ahead) next_x[v] = load(x, n, column[v]);
+        if (ahead) next_dout[v] = load(dout, n, column[v]);
     }
     float next_m = n < N ? mean[n] : 0.0f, next_r = n < N ? rstd[n] : 0.0f;
     int buffer = 0;
@@ -470,12 +473,11 @@ __global__ void __launch_bounds__(backward_threads)
         Sums sums{0, 0};
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
-            // Narrow loads are not made ahead: their addresses take the registers.
-            this_x[v] = whole ? next_x[v] : load(x, n, column[v]);
-            this_dout[v] = whole ? next_dout[v] : load(dout, n, column[v]);
+            this_x[v] = ahead ? next_x[v] : load(x, n, column[v]);
+            this_dout[v] = ahead ? next_dout[v] : load(dout, n, column[v]);
             past[v] = dresidual ? load(dresidual, n, column[v]) : make_uint4(0, 0, 0, 0);
-            if (whole) next_x[v] = load(x, n + step, column[v]);
-            if (whole) next_dout[v] = load(dout, n + step, column[v]);
+            if (ahead) next_x[v] = load(x, n + step, column[v]);
+            if (ahead) next_dout[v] = load(dout, n + step, column[v]);
         }
         next_m = n + step < N ? mean[n + step] : 0.0f;
         next_r = n + step < N ? rstd[n + step] : 0.0f;
@@ -522,7 +524,7 @@ __global__ void __launch_bounds__(backward_threads)
             }
             store_part<whole>(dx + n * C, column[v], C, pack<T>(p));
             if (!out) continue;
-            unpack<T>(bias ? load_part<whole>(bias, column[v], C) : make_uint4(0, 0, 0, 0), d);
+            unpack<T>(bias ? load_row_part<whole>(bias, column[v], C) : make_uint4(0, 0, 0, 0), d);
             for (int i = 0; i < size; i++) a[i] = scaled(a[i], b[i], d[i]);
             store_part<whole>(out + n * C, column[v], C, pack<T>(a));
         }

@@ -54,11 +54,27 @@ struct MfmaWorkspace {
           time(padded(T)) {}
     static constexpr int least_step = 32;
     static constexpr int counters = 8;  // of the device that has most XCDs: the host does not know xcds
-    static int64_t padded(int64_t T) { return (T + 63) / 64 * 64; }
+    static constexpr int64_t padded(int64_t T) { return (T + 63) / 64 * 64; }
     static int64_t bytes(int64_t B, int64_t NH, int64_t T, int64_t HD) {
         return (B * NH * padded(T) * (2 + HD) + 2 * B * padded(T) + B * NH * padded(T) / least_step +
                 counters) *
                4;
+    }
+};
+
+// The row of a thread in blocks of 256, `lanes` threads per row. A block's rows are of one head, found by one division per block: a
+// thread of its own takes longer to divide than to load.
+template <int lanes>
+struct BlockRows {
+    int64_t b, h, t, i;  // i: of [B,NH,T]
+
+    __device__ BlockRows(int64_t time, int64_t heads) {
+        constexpr int rows = 256 / lanes;
+        static_assert(MfmaWorkspace::padded(1) % rows == 0);
+        const unsigned blocks = static_cast<unsigned>(time / rows), head = blockIdx.x / blocks;
+        b = head / static_cast<unsigned>(heads), h = head % static_cast<unsigned>(heads);
+        t = int64_t{blockIdx.x - head * blocks} * rows + threadIdx.x / lanes;
+        i = head * time + t;
     }
 };
 
@@ -68,13 +84,11 @@ __global__ void __launch_bounds__(256)
     attention_backward_mfma_kernel_statistics(MfmaWorkspace work, View<const E, 4> dout, View<const E, 4> out,
                                               View<const float, 3> lse, AttentionMask visible) {
     constexpr int lanes = HD / vector_size<E>;
-    const int64_t time = out.shape[1], heads = out.shape[2];
-    const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    const int64_t i = thread / lanes;  // of [B,NH,T]
-    const int64_t b = i / work.time / heads, h = i / work.time % heads, t = i % work.time;
-    const bool inside = b < out.shape[0] && t < time;
+    const BlockRows<lanes> block(work.time, out.shape[2]);
+    const int64_t b = block.b, h = block.h, t = block.t, i = block.i;
+    const bool inside = t < out.shape[1];
     const float delta = row_delta<HD>(dout, out, b, t, h, inside);
-    if (b < out.shape[0] && static_cast<int>(threadIdx.x) % lanes == 0) {
+    if (static_cast<int>(threadIdx.x) % lanes == 0) {
         work.shift[i] = inside ? raised<E> - lse(b, h, t) * log2_e : -INFINITY;
         work.minus_delta[i] = inside ? -delta : 0;
         if (h == 0) {
@@ -84,6 +98,7 @@ __global__ void __launch_bounds__(256)
             keys[work.time] = static_cast<int>(visible.end(b, query));
         }
     }
+    const int64_t thread = int64_t{blockIdx.x} * 256 + threadIdx.x;
     if (thread < work.begun + MfmaWorkspace::counters - work.turns) work.turns[thread] = 0;
 }
 
@@ -353,10 +368,10 @@ __global__ void __launch_bounds__(256)
     attention_backward_mfma_kernel_round(View<E, 4> dq, const float* sums, int64_t padded, float scale) {
     using C = MfmaKeys<HD>;
     constexpr int vectors = HD / 8;
-    const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, i = thread / vectors;
-    const int d = static_cast<int>(thread % vectors) * 8, query = static_cast<int>(i % C::step);
-    const int64_t b = i / padded / dq.shape[2], h = i / padded % dq.shape[2], t = i % padded;
-    if (b >= dq.shape[0] || t >= dq.shape[1]) return;
+    const BlockRows<vectors> block(padded, dq.shape[2]);
+    const int64_t b = block.b, h = block.h, t = block.t, i = block.i;
+    const int d = static_cast<int>(threadIdx.x % vectors) * 8, query = static_cast<int>(i % C::step);
+    if (t >= dq.shape[1]) return;
     const int part = query / 32 * (HD / 16) + d / 16, tile = query % 32 / 16 * 4 + query % 4,
               lane = query % 16 / 4 * 16 + d % 16;
     const float* const from = sums + (i - query) * HD + part * C::dq_floats + tile * 64 + lane;

@@ -22,8 +22,25 @@ from timing_unit import Memory, Numbers, Unit, Wave, numbers, table
 
 # Kernels that explain, that read little, or of fp8 in the form that the chip does not multiply.
 UNLESS = r"naive|_delta|lambda|fp8<\d, false>"
+ATOMIC_LANES = {"quantize_rows_vectorized_kernel_largest": 4}  # that a mask leaves of 64
 STORE_ROUNDS = 3  # of a loop that only stores, after the first: quantize.h's, of a tile's columns
 ISSUES = 6000  # instructions of a wave that are simulated, about
+
+
+def ends_of_rows(kernel: Kernel) -> frozenset[int]:
+    """Branches of a wave without the end of a row: around accesses to single elements beside vectors."""
+    code = kernel.code
+    if not any(i.bytes == 1024 and i.result for i in code):
+        return frozenset()
+
+    def single(k: int, end: int) -> bool:
+        accesses = [i for i in code[k + 1 : end] if i.kind == "memory"]
+        return bool(accesses) and all(
+            re.search(r"_(short|[us]short|short_d16\w*)$", i.name) for i in accesses
+        )
+
+    masks = ((k, i.target) for k, i in enumerate(code) if i.name == "s_cbranch_execz")
+    return frozenset(k for k, target in masks if target is not None and target > k and single(k, target))
 
 
 def streaming(kernel: Kernel) -> list[int]:
@@ -34,14 +51,14 @@ def streaming(kernel: Kernel) -> list[int]:
 
     loop = max(kernel.loops, key=loaded, default=(0, 0))
     if loaded(loop):
-        return kernel.walk(*loop)
+        return kernel.walk(*loop, ends_of_rows(kernel))
     exits = {
         k: STORE_ROUNDS
         for start, end in kernel.loops
         for k in range(start, end)
         if (kernel.code[k].target or 0) > end
     }
-    return kernel.walk(0, None, again=exits)
+    return kernel.walk(0, None, ends_of_rows(kernel), exits)
 
 
 def share_of_copy(kernel: Kernel, n: Numbers, per_cycle: float) -> float:
@@ -52,7 +69,12 @@ def share_of_copy(kernel: Kernel, n: Numbers, per_cycle: float) -> float:
 
     def cycles(rounds: int) -> int:
         # Barriers of a block keep its waves together; one block after another is one longer path.
-        on = [Wave(path * rounds, block, w) for block in range(kernel.resident()) for w in range(waves)]
+        # A block's first wave goes to the SIMD after the last block's last.
+        on = [
+            Wave(path * rounds, block, block * waves + w)
+            for block in range(kernel.resident())
+            for w in range(waves)
+        ]
         return Unit(kernel.code, on, n, Memory(far=1.0)).run()
 
     rounds = max(2, min(6, ISSUES // len(path)))
@@ -103,6 +125,11 @@ def main() -> int:
                 continue
             if not most_in_flight(kernel):
                 continue  # without code, of a form of fp8 that the chip does not multiply
+            if lanes := ATOMIC_LANES.get(name.partition("<")[0]):
+                kernel.code = [
+                    replace(i, bytes=i.bytes * lanes // 64) if "_atomic_" in i.name else i
+                    for i in kernel.code
+                ]
             waves = kernel.resident() * -(-kernel.threads // 64)
             share = min(share_of_copy(kernel, n, per_cycle) for n in models)
             rows.add((name, waves, most_in_flight(kernel), share))
