@@ -308,7 +308,6 @@ void backward_half(Model& m, const MicroBatch& micro_batch, int64_t chunk) {
 
 // The forward pass of this stage, without gradients.
 void forward_stage(Model& m, const CachedRows* cached = nullptr) {
-    complete_weights(m);
     for (int64_t chunk = 0; chunk < std::ssize(m.parameters.layers); chunk++) {
         receive_input(m, chunk);
         forward_trunk(m, false, chunk, cached);

@@ -157,11 +157,6 @@ void reduce(Model& m, int64_t segment, const MicroBatch& micro_batch) {
                     {.out = p.own(p.gradients, flat), .x = own(flat), .accumulate = adds && !over_groups});
 }
 
-// Whether an optimizer step leaves the weights of other ranks' shards to be gathered.
-bool gathers_updated_weights(const Model& m) {
-    return m.options.sharding.shares_states() && !m.options.sharding.shares_weights();
-}
-
 }  // namespace
 
 void fork_exchanges(Model& m) {
@@ -232,20 +227,11 @@ void max_over_ranks(Model& m, const Tensor& x) {
 }
 
 void exchange_updated_weights(Model& m, int64_t segment) {
-    if (is_alone(m) || !gathers_updated_weights(m) || segment >= gathered_by_optimizer) return;
+    const Sharding& sharding = m.options.sharding;
+    if (is_alone(m) || !sharding.shares_states() || sharding.shares_weights()) return;
+    if (segment >= gathered_by_optimizer) return;
     follow_model(m);
     m.exchanges->enqueue([&m, segment] { gather_own_weights(m, segment); });
-}
-
-void complete_weights(Model& m) {
-    if (is_alone(m) || !gathers_updated_weights(m)) return;
-    const auto segments = static_cast<int64_t>(m.parameters.segments.size());
-    if (m.stale_from >= segments) return;
-    fork_exchanges(m);
-    for (int64_t segment = m.stale_from; segment < segments; segment++)
-        m.exchanges->enqueue([&m, segment] { gather_own_weights(m, segment); });
-    join_exchanges(m);
-    set_stale(m, false);
 }
 
 }  // namespace llamac

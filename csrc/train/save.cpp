@@ -302,9 +302,11 @@ void visit_weights(Trainer& t, const std::function<void(const Parameter&, const 
                    const std::function<bool(const Parameter&)>& wanted) {
     Model& model = t.model;
     const Parameters& p = model.parameters;
-    complete_weights(model);
-    CHECK(hipStreamSynchronize(model.stream.handle));
     model.gathered = {};
+    // Where they stay: so ranks write at the same time.
+    if (!model.options.sharding.shares_weights())
+        for (int64_t segment = 0; segment < std::ssize(p.segments); segment++)
+            gather_weights(model, segment, -1);
     for (const Parameter& parameter : p.table) {
         gather_weights(model, parameter.segment, -1);
         Tensor weight = decode(model.context, p, parameter);
@@ -318,7 +320,7 @@ void visit_weights(Trainer& t, const std::function<void(const Parameter&, const 
             }
             collect_weight(model, parameter, part, weight.data);
         }
-        if (model.options.sharding.shares_weights() || parameter.is_encoded()) {
+        if (model.options.sharding.shares_states() || parameter.is_encoded()) {
             const Event gathered;
             gathered.record(model.stream.handle);
             gathered.wait();

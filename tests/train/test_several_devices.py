@@ -279,7 +279,7 @@ def test_ranks_with_other_caches_of_algorithms(build, train, data, gpu, tmp_path
     assert len(numbers(tmp_path / "both")) == 3
 
 
-@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize("zero", [0, 1, 3])
 def test_a_profile(train, data, gpu, tmp_path, zero):
     """Of rank 0: the collectives of a step, with the bytes that move, and the time that they alone take. A
     GPU computes meanwhile.
