@@ -333,12 +333,12 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
                 for (int i = 0; i < T::elements; i++)
                     f(sums + (n * T::elements + i) * 64 + lane_index(), dq[n].x[i]);
         };
-        if (masked ? query > last_before : block == 0) {  // the first of the blocks that have the step
+        const bool is_first = masked ? query > last_before : block == 0;  // of the blocks that have the step
+        while ((!masked || !is_first) && now != block) now = load_word(turn);
+        if (is_first)
             on_sums([](float* to, float x) { store_word(to, x); });
-        } else {
-            while (now != block) now = load_word(turn);
+        else
             on_sums([](float* to, float x) { add_word(to, x); });
-        }
         if (head < group) begin_columns(t0);
     }
     wait_for_memory();
