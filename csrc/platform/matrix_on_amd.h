@@ -92,7 +92,14 @@ inline __device__ void wait_for_loads() {
     __builtin_amdgcn_s_waitcnt(0x0f70);  // vmcnt(0) alone
 }
 // Words of memory that several blocks access at a time, each in one piece, without an order. wait_for_memory(): this wave's
-// accesses before it are over; a barrier and a store_word() after it tell other blocks so.
+// accesses before it are over; a barrier and a store_word() after it tell other blocks so, of these words alone.
+//
+// Blocks may be on XCDs, each with an L2 cache of its own. All of these are monotonic atomics of agent scope, which are coherent
+// there: loads and stores have sc1; additions bypass L1 and have no bit, for theirs would mean system scope. vmcnt is 0 once they
+// have completed. What a release and an acquire add to that, buffer_wbl2 sc1 and buffer_inv sc1, writes back what narrower
+// accesses left in L2, and drops what they would find there: memory that only these functions access until the kernel's end
+// needs neither, and a write-back per step would cost more than the step. LLVM, User Guide for AMDGPU Backend, Memory Model
+// GFX942. Formally, only a release orders accesses to different words: the order here is that in which a wave issues them.
 template <class W>
 __device__ W load_word(const W* p) {
     return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);

@@ -5,6 +5,7 @@
 //   - ds goes through LDS to the warps that multiply it with k, each for 16 elements of dq
 //   - blocks add to dq in memory in turns, in the order of their keys, so every sum has the same order in every run; with masks,
 //     the blocks that have a step are neighbours, for the keys that a query sees begin and end no earlier than the query's before
+//   - sums and turns are accessed by load_word(), store_word() and add_word() alone, so that XCDs agree (matrix_on_amd.h)
 //   - reads of LDS are issued ahead of their products, in an order that is given
 //   - p and ds are cut instead of rounded (mfma.h)
 #include "ops/attention/mfma.h"
@@ -347,12 +348,12 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
                 for (int i = 0; i < T::elements; i++)
                     f(sums + (n * T::elements + i) * 64 + lane_index(), dq[n].x[i]);
         };
-        if (masked ? query > last_before : block == 0) {  // the first of the blocks that have the step
+        const bool is_first = masked ? query > last_before : block == 0;  // of the blocks that have the step
+        while ((!masked || !is_first) && now != block) now = load_word(turn);
+        if (is_first)
             on_sums([](float* to, float x) { store_word(to, x); });
-        } else {
-            while (now != block) now = load_word(turn);
+        else
             on_sums([](float* to, float x) { add_word(to, x); });
-        }
         if (head < group) begin_columns(t0);
     }
     wait_for_memory();

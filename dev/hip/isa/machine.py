@@ -276,7 +276,7 @@ class Machine:
             for w in ready:
                 wave = waves[w]
                 mv, buffers = wave.mv, wave.buffers
-                quantum = self.random.randrange(1, 200) if self.order == "random" else 1 << 60
+                quantum = self.random.randrange(1, 200) if self.order == "random" else self.limit + 1
                 while quantum:
                     pc = mv[pc_at]
                     if pc == ENDPGM:
