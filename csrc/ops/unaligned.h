@@ -11,7 +11,7 @@ __device__ inline uint4 load_row_part(const T* row, int64_t c, int64_t C) {
     if constexpr (!whole && vectors_anywhere)
         if (c + vector_size<T> <= C) {
             uint4 bits;
-            __builtin_memcpy(&bits, static_cast<const void*>(row + c), sizeof(bits));
+            __builtin_memcpy(static_cast<void*>(&bits), row + c, sizeof(bits));
             return bits;
         }
     return load_part<whole>(row, c, C);

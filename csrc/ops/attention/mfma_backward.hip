@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(256)
         work.minus_delta[i] = inside ? -delta : 0;
         if (h == 0) {
             int* const keys = work.keys + 2 * b * work.time + t;
-            const int64_t query = inside ? t : time - 1;
+            const int64_t query = inside ? t : out.shape[1] - 1;
             keys[0] = static_cast<int>(visible.begin(b, query));
             keys[work.time] = static_cast<int>(visible.end(b, query));
         }
