@@ -6,11 +6,11 @@
 // zeros up to a multiple of 8. The Bs are copied, times the scale, into a block-diagonal matrix [width, out] before they enter a
 // product, so that the adapters of a linear take as many products as those of one target.
 //
-// A product of rank 16 costs the memory of its output, which it reads and writes. Where that is large, the product with the weight
-// sums over the rank, too (LoraTarget::joins_columns(), joins_rows()):
+// A product of rank 16 costs the memory of its output, which it reads and writes. Where that is largest, the product with the
+// weight sums over the rank, too:
 //
-//   many outputs:   out = [x | low] · [weight | scale·B]ᵀ,   [dx | dlow] = dout · [weight | scale·B],   then dx += dlow · A
-//   many inputs:    dx = [dout | dlow] · [weight ; A]
+//   gate_up:   out = [x | low] · [weight | scale·B]ᵀ,   [dx | dlow] = dout · [weight | scale·B],   then dx += dlow · A
+//   down:      dx = [dout | dlow] · [weight ; A]
 #pragma once
 #include <array>
 #include <vector>

@@ -278,13 +278,13 @@ std::vector<LoraTarget> lora_targets(const Config& c, const Lora& lora) {
     using B = BlockParameters;
     const int64_t q = c.q_size(), kv = c.kv_size();
     std::vector<LoraTarget> chosen;
-    for (LoraTarget target : {LoraTarget{"q", "self_attn.q_proj", &B::qkv_adapter, 0, q, c.C, q + 2 * kv},
-                              {"k", "self_attn.k_proj", &B::qkv_adapter, q, kv, c.C, q + 2 * kv},
-                              {"v", "self_attn.v_proj", &B::qkv_adapter, q + kv, kv, c.C, q + 2 * kv},
-                              {"o", "self_attn.o_proj", &B::o_adapter, 0, c.C, q, c.C},
-                              {"gate", "mlp.gate_proj", &B::gate_up_adapter, 0, c.F, c.C, 2 * c.F},
-                              {"up", "mlp.up_proj", &B::gate_up_adapter, c.F, c.F, c.C, 2 * c.F},
-                              {"down", "mlp.down_proj", &B::down_adapter, 0, c.C, c.F, c.C}}) {
+    for (LoraTarget target : {LoraTarget{"q", "self_attn.q_proj", &B::qkv_adapter, 0, q, c.C},
+                              {"k", "self_attn.k_proj", &B::qkv_adapter, q, kv, c.C},
+                              {"v", "self_attn.v_proj", &B::qkv_adapter, q + kv, kv, c.C},
+                              {"o", "self_attn.o_proj", &B::o_adapter, 0, c.C, q},
+                              {"gate", "mlp.gate_proj", &B::gate_up_adapter, 0, c.F, c.C},
+                              {"up", "mlp.up_proj", &B::gate_up_adapter, c.F, c.F, c.C},
+                              {"down", "mlp.down_proj", &B::down_adapter, 0, c.C, c.F}}) {
         if (lora.rank == 0 || std::ranges::count(lora.targets, target.name) == 0) continue;
         for (const LoraTarget& each : chosen) target.index += each.adapter == target.adapter;
         chosen.push_back(target);

@@ -192,13 +192,12 @@ struct LoraTarget {
     Adapter BlockParameters::* adapter;
     int64_t first, outputs;  // its rows in the weight that is fused of several
     int64_t inputs;
-    int64_t all_outputs;  // rows of that weight
-    int64_t index = 0;    // among the targets that are fused with it
+    int64_t index = 0;  // among the targets that are fused with it
 
-    // The products of a linear with many outputs write more than they read, and sum over more inputs: [W | B]. Those of its
-    // input's gradient do where it has many inputs: [W ; A]. Otherwise the adapters' products are others.
-    bool joins_columns() const { return all_outputs >= 2 * inputs; }
-    bool joins_rows() const { return inputs >= 2 * all_outputs; }
+    // Where the largest matrices are written, the output of gate_up and the input's gradient of down, the product with the weight
+    // sums over the rank, too: it reads [W | B], or [W ; A].
+    bool joins_columns() const { return adapter == &BlockParameters::gate_up_adapter; }
+    bool joins_rows() const { return adapter == &BlockParameters::down_adapter; }
 };
 // In the order of block_linears.
 std::vector<LoraTarget> lora_targets(const Config& config, const Lora& lora);

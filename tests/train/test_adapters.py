@@ -77,15 +77,6 @@ def adapted(folder: Path, model: str, targets: str, dtype: torch.dtype = torch.f
     return found.to(dtype)
 
 
-def is_transposed(config, name: str) -> bool:
-    """Whether B lies transposed in memory: its linear has less than twice as many outputs as inputs."""
-    heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-    module = name.split(".lora_B")[0].rsplit(".", 1)[1]
-    outputs = {"q_proj": heads, "k_proj": heads, "v_proj": heads}
-    outputs |= {"gate_proj": 2 * config.intermediate_size, "up_proj": 2 * config.intermediate_size}
-    return module not in outputs or outputs[module] < 2 * config.hidden_size
-
-
 def of_peft(model, batch: dict, scale: float = 1) -> dict[str, np.ndarray]:
     """The loss and the gradients, a call per document; scale: of the loss in the backward pass."""
     tokens, targets, first = (batch[name].long() for name in ("tokens", "targets", "first"))
@@ -102,8 +93,8 @@ def of_peft(model, batch: dict, scale: float = 1) -> dict[str, np.ndarray]:
         if not parameter.requires_grad:
             continue
         gradient = parameter.grad
-        if "lora_B" in name and is_transposed(model.config, name):
-            gradient = gradient.T
+        if "lora_B" in name and not any(each in name for each in ("gate_proj", "up_proj")):
+            gradient = gradient.T  # as they lie in memory
         found["grad." + name.replace(".default", "")] = gradient.double().numpy().ravel() / scale
     return found
 
