@@ -299,15 +299,18 @@ void check_bits(Communicator& ranks, Transport& channel, const Context& context)
 
 TEST(check_collectives) {
     const Launch launch = find_launch();
-    const std::unique_ptr<Transport> channel = connect(launch, "channel", 20);
+    const char* seconds = std::getenv("LLAMAC_SECONDS");  // for a rank that waits in vain
+    const std::unique_ptr<Transport> channel = connect(launch, "channel", seconds ? std::atof(seconds) : 20);
     const std::unique_ptr<Communicator> ranks = make_host_communicator(connect(launch, "collectives", 20));
     const Context context;
-    for (const int64_t part : {1, 64, 4097, 700001}) {
+    for (const int64_t part : {1, 64, 4097}) {
         check_type<float>(*ranks, context, DType::f32, part);
         check_type<bf16>(*ranks, context, DType::bf16, part);
         check_type<double>(*ranks, context, DType::f64, part);
         check_type<int32_t>(*ranks, context, DType::i32, part);
     }
+    check_type<float>(*ranks, context, DType::f32, 700001);  // more than a piece
+    check_type<bf16>(*ranks, context, DType::bf16, 700001);
     check_bits(*ranks, *channel, context);
     check_split(*ranks, context);
     check_dropped_group(*ranks, context);

@@ -9,8 +9,20 @@ import numpy as np
 import pytest
 from debug_states import first_difference, load
 from launch import as_ranks
-from meshes import compare, compare_numbers_of_one_rank, write_model, write_packed
-from run import PRECISIONS, ROOT, T, assert_same_state, events, flags, losses, numbers, one_line
+from meshes import (
+    BERT,
+    SHORT,
+    check_refusal,
+    compare_adapters,
+    compare_levels,
+    compare_numbers_of_one_rank,
+    compare_rounded,
+    compare_validation,
+    resume_on_another_mesh,
+    write_model,
+    write_packed,
+)
+from run import ROOT, T, flags
 from safetensors.torch import load_file
 
 import train_llama3 as ref
@@ -18,7 +30,6 @@ from llamac.training import references
 from llamac.training.options import Options
 
 pytestmark = [pytest.mark.program, pytest.mark.usefixtures("ranks_over_gloo")]
-SHORT = {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
 ALONE = {"batch_size": 4}
 MESHES = {
     "cp 2": {"devices": 2, "cp": 2, "batch_size": 4},
@@ -150,56 +161,32 @@ def test_debug_state(build, states, tmp_path, name, dtype, ranks, documents):
 @pytest.mark.parametrize("name", ["tied-gqa", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_levels_have_the_same_bits(train, data, tmp_path, model, name):
     """In bf16 rounded at random, with recomputation and verified steps; and in another run."""
-    more = {"recompute": "block", "verify_every": 2, "steps": 4} | PRECISIONS["bf16-throughout"]
-    more |= model(name) | MESHES["cp 2 dp 2"] | SHORT
-    runs = (("zero0", {"zero": 0}), ("zero3", {"zero": 3}), ("again", {"zero": 3}))
-    groups = (("zero1", {"zero": 1}), ("zero2", {"zero": 2}))
-    for out, level in runs if name == "tied-gqa" else (*runs, *groups):
-        train(*flags(data, tmp_path / out, **more | level))
-        assert numbers(tmp_path / out) == numbers(tmp_path / "zero0")
-        assert_same_state(tmp_path / out / "step_000004", tmp_path / "zero0/step_000004")
+    make_flags = partial(flags, data, recompute="block", **model(name) | MESHES["cp 2 dp 2"])
+    compare_levels(train, tmp_path, make_flags, (0, 3, 3) if name == "tied-gqa" else (0, 1, 2, 3, 3))
 
 
 NEAR = {
-    "bf16": ("cp 2 dp 2", {"dtype": "bf16", "recompute": "norm,swiglu,attention", "shard_group": 2}),
-    "fp16": ("cp 4", {"dtype": "fp16", "recompute": "block:2"}),
-    "delayed": ("cp 2 tp 2", {"dtype": "bf16", "matmul_dtype": "fp8", "fp8_head": "on"}),
-    "tensor": ("cp 2 dp 2", {"dtype": "bf16", "matmul_dtype": "fp8", "fp8_recipe": "tensor", "zero": 2}),
-    "row": ("cp 2", {"dtype": "bf16", "matmul_dtype": "fp8", "fp8_recipe": "row", "recompute": "block"}),
+    "bf16": ("cp 2 dp 2", {"dtype": "bf16", "recompute": "norm,swiglu,attention"}, {"shard_group": 2}),
+    "fp16": ("cp 4", {"dtype": "fp16", "recompute": "block:2"}, {}),
+    "delayed": ("cp 2 tp 2", {"dtype": "bf16", "matmul_dtype": "fp8", "fp8_head": "on"}, {}),
+    "tensor": ("cp 2 dp 2", {"dtype": "bf16", "matmul_dtype": "fp8", "fp8_recipe": "tensor"}, {"zero": 2}),
+    "row": ("cp 2", {"dtype": "bf16", "matmul_dtype": "fp8", "fp8_recipe": "row", "recompute": "block"}, {}),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", NEAR)
 def test_rounded_numbers(train, data, tmp_path, model, case):
-    mesh, precision = NEAR[case]
-    more = {"total_batch_size": 8 * T} | precision | SHORT | model("sixteens")
-    without_group = {key: value for key, value in more.items() if key != "shard_group"}
-    train(*flags(data, tmp_path / "alone", **without_group | ALONE))
-    train(*flags(data, tmp_path / "mesh", **more | MESHES[mesh]))
-    np.testing.assert_allclose(losses(tmp_path / "mesh"), losses(tmp_path / "alone"), rtol=4e-3)
+    mesh, precision, grouped = NEAR[case]
+    make_flags = partial(flags, data, total_batch_size=8 * T, **precision, **model("sixteens"))
+    compare_rounded(train, tmp_path, make_flags, MESHES[mesh] | grouped, ALONE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("frozen", ["storage", "fp8"])
 def test_adapters(train, data, tmp_path, model, frozen):
-    """Those of every linear: the losses of one rank, in f32; and a checkpoint for either."""
-    more = {"total_batch_size": 8 * T, "lora": 4, "frozen_dtype": frozen} | SHORT | model("untied-mha")
-    meshes = {"alone": ALONE, "mesh": MESHES["cp 2 dp 2"]}
-    for out, of in meshes.items():
-        train(*flags(data, tmp_path / out, **more | of | {"checkpoint_every": 4}))
-    compare(tmp_path / "mesh", tmp_path / "alone")
-    for of, other in (("alone", "mesh"), ("mesh", "alone")):
-        resume = {"resume": tmp_path / of / "step_000004"}
-        train(*flags(data, tmp_path / f"from_{of}", **more | meshes[other] | resume))
-        np.testing.assert_allclose(losses(tmp_path / f"from_{of}"), losses(tmp_path / of)[4:], rtol=2e-6)
-
-
-SAVE_AGAIN = """
-import json, sys, llamac
-trainer = llamac.Trainer(sys.argv[1], batch_size=1, **json.loads(sys.argv[2]))
-trainer.save(sys.argv[3])
-"""
+    make_flags = partial(flags, data, total_batch_size=8 * T, frozen_dtype=frozen, **model("untied-mha"))
+    compare_adapters(train, tmp_path, make_flags, MESHES["cp 2 dp 2"], ALONE)
 
 
 @pytest.mark.parametrize(
@@ -211,30 +198,15 @@ trainer.save(sys.argv[3])
     ],
 )
 def test_resume_with_another_mesh(train, data, tmp_path, model, before, after):
-    """The state has the same bits, and the run goes on."""
-    more = {"total_batch_size": 4 * T, "batch_size": 1, "dtype": "bf16", "val_steps": 4} | model("tied-gqa")
     before, after = (dict(zip(("devices", "cp", "tp", "zero"), mesh)) for mesh in (before, after))
-    train(*flags(data, tmp_path / "a", **more, **before))
-    checkpoint = tmp_path / "a/step_000004"
-    sizes = {key: value for key, value in after.items() if key != "devices"}
-    command = [sys.executable, "-c", SAVE_AGAIN, checkpoint, json.dumps(sizes), tmp_path / "again"]
-    for code, text in as_ranks(command, after["devices"]):
-        assert code == 0, text
-    assert_same_state(tmp_path / "again", checkpoint)
-    train(*flags(data, tmp_path / "b", **more, **after, resume=checkpoint))
-    np.testing.assert_allclose(losses(tmp_path / "b"), losses(tmp_path / "a")[4:], rtol=4e-3)
+    resume_on_another_mesh(train, tmp_path, partial(flags, data, **model("tied-gqa")), before, after, {})
 
 
-def test_validation_evaluation_and_samples(train, data, tmp_path, model):
-    """Those of one rank: three batches on two data-parallel ranks; samples longer than a rank's tokens."""
-    more = {"steps": 2, "total_batch_size": 4 * T, "val_steps": 3, "sample_every": 2} | model("tied-gqa")
-    more |= {"sample_prompt_ids": ",".join(map(str, range(1, 12))), "sample_tokens": 9}
-    for out, of in (("alone", ALONE | {"batch_size": 2}), ("mesh", MESHES["cp 2 dp 2"])):
-        train(*flags(data, tmp_path / out, **more | of))
-    found, expected = (events(tmp_path / out, "val") for out in ("mesh", "alone"))
-    assert len(found) == len(expected) == 2
-    np.testing.assert_allclose([e["loss"] for e in found], [e["loss"] for e in expected], rtol=2e-6)
-    assert events(tmp_path / "mesh", "sample") == events(tmp_path / "alone", "sample")
+def test_validation_and_samples(train, data, tmp_path, model):
+    """Samples longer than a rank's tokens."""
+    prompt = {"sample_prompt_ids": ",".join(map(str, range(1, 12))), "sample_tokens": 9}
+    make_flags = partial(flags, data, **model("tied-gqa"), **prompt)
+    compare_validation(train, tmp_path, make_flags, MESHES["cp 2 dp 2"], ALONE)
 
 
 OTHER_LENGTHS = """
@@ -281,13 +253,10 @@ BAD = {
         "--cp 2: expected --seq-len to be a multiple of 2 * cp = 4, found 18",
     ),
     "batch": ({"devices": 2, "cp": 2, "total_batch_size": 3 * T}, "seq-len * devices / cp = "),
-    "bert": ({"devices": 2, "cp": 2, "model": ROOT / "tests/models/bert.json"}, "qwen3 or gpt2, found bert"),
+    "bert": (BERT | {"cp": 2}, "qwen3 or gpt2, found bert"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input(train, data, tmp_path, case):
-    more, expected = BAD[case]
-    more = {"mask_token": 4} | more if case == "bert" else more
-    assert expected in one_line(train(*flags(data, tmp_path / "out", **more), code=2))
-    assert not (tmp_path / "out").exists()
+    check_refusal(train, data, tmp_path, *BAD[case])

@@ -1,28 +1,33 @@
 """Meshes with pipeline parallelism: the losses, gradients and checkpoints of one rank."""
 
 import json
-import sys
 from functools import partial
 
 import numpy as np
 import pytest
-from launch import as_ranks
-from meshes import compare, compare_numbers_of_one_rank, write_model
+from meshes import (
+    BERT,
+    SHORT,
+    check_refusal,
+    compare,
+    compare_adapters,
+    compare_first_weights,
+    compare_levels,
+    compare_numbers_of_one_rank,
+    compare_rounded,
+    compare_validation,
+    resume_on_another_mesh,
+    write_model,
+)
 from run import (
-    PRECISIONS,
-    ROOT,
     T,
-    assert_same_state,
     events,
     flags,
     losses,
-    numbers,
-    one_line,
     tensors,
 )
 
 pytestmark = [pytest.mark.program, pytest.mark.usefixtures("ranks_over_gloo")]
-SHORT = {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
 ALONE = {"batch_size": 1}
 MESHES = {
     "pp 2": {"devices": 2, "pp": 2, "batch_size": 1},
@@ -84,14 +89,10 @@ def test_the_numbers_of_one_rank(train, data, tmp_path, model, name, mesh, micro
 def test_levels_have_the_same_bits(train, data, tmp_path, model, name, mesh):
     """In bf16 rounded at random, with recomputation and verified steps; and in another run. With several
     micro-batches, levels 2 and 3 sum in another order."""
-    more = {"recompute": "norm,attention", "verify_every": 2, "steps": 4, "skip_nonfinite": 1}
-    more |= PRECISIONS["bf16-throughout"] | model(name) | MESHES[mesh] | SHORT
+    more = {"recompute": "norm,attention", "skip_nonfinite": 1} | model(name) | MESHES[mesh]
     more["total_batch_size"] = 2 * MESHES[mesh].get("pp_chunks", 1) * T
-    for out, level in (("zero0", 0), ("zero1", 1), ("zero2", 2), ("zero3", 3), ("again", 3)):
-        train(*flags(data, tmp_path / out, zero=level, **more))
-        of = tmp_path / ("zero2" if level > 1 and "x" in mesh else "zero0")
-        assert numbers(tmp_path / out) == numbers(of)
-        assert_same_state(tmp_path / out / "step_000004", of / "step_000004")
+    for levels in ((0, 1), (2, 3, 3)) if "x" in mesh else ((0, 1, 2, 3, 3),):
+        compare_levels(train, tmp_path / str(levels), partial(flags, data, **more), levels)
 
 
 NEAR = {
@@ -110,10 +111,9 @@ NEAR = {
 )
 def test_rounded_numbers(train, data, tmp_path, model, case):
     """In narrow types, with recomputation; the scales of fp16 and fp8 are those of one rank, to rounding."""
-    more = {"total_batch_size": 8 * T} | NEAR[case] | SHORT | model("sixteens")
-    for out, of in (("alone", ALONE), ("mesh", MESHES["pp 2 x 2 dp 2" if case == "stored" else "pp 2 dp 2"])):
-        train(*flags(data, tmp_path / out, **more | of))
-    np.testing.assert_allclose(losses(tmp_path / "mesh"), losses(tmp_path / "alone"), rtol=4e-3)
+    make_flags = partial(flags, data, **{"total_batch_size": 8 * T} | NEAR[case] | model("sixteens"))
+    mesh = MESHES["pp 2 x 2 dp 2" if case == "stored" else "pp 2 dp 2"]
+    compare_rounded(train, tmp_path, make_flags, mesh, ALONE)
     if case in ("delayed", "stored"):
         found, expected = (tensors(tmp_path / f"{o}/step_000008", "optimizer") for o in ("mesh", "alone"))
         for key in ("fp8.scale", "fp8.amax"):
@@ -132,18 +132,8 @@ def test_rounded_numbers(train, data, tmp_path, model, case):
     ],
 )
 def test_adapters(train, data, tmp_path, model, mesh, frozen):
-    """Those of every linear: the losses of one rank, in f32; and a checkpoint for either."""
-    more = {"total_batch_size": 4 * T, "lora": 4, "frozen_dtype": frozen} | SHORT | model("untied-mha")
-    for out, of in (("alone", ALONE), ("mesh", MESHES[mesh])):
-        train(*flags(data, tmp_path / out, **more | of | {"checkpoint_every": 4}))
-    compare(tmp_path / "mesh", tmp_path / "alone")
-    names = [tensors(tmp_path / out / "step_000004", "adapter_model").keys() for out in ("mesh", "alone")]
-    assert names[0] == names[1]
-    for of in ("alone", "mesh"):
-        another = ALONE if of == "mesh" else MESHES[mesh]
-        resume = {"resume": tmp_path / of / "step_000004"}
-        train(*flags(data, tmp_path / f"from_{of}", **more | another | resume))
-        np.testing.assert_allclose(losses(tmp_path / f"from_{of}"), losses(tmp_path / of)[4:], rtol=2e-6)
+    make_flags = partial(flags, data, total_batch_size=4 * T, frozen_dtype=frozen, **model("untied-mha"))
+    compare_adapters(train, tmp_path, make_flags, MESHES[mesh], ALONE)
 
 
 @SLOW
@@ -159,11 +149,6 @@ def test_frozen_weights(train, data, tmp_path, model, dtype):
     assert found.keys() == expected.keys()
 
 
-SAVE_AGAIN = """
-import json, sys, llamac
-trainer = llamac.Trainer(sys.argv[1], batch_size=1, **json.loads(sys.argv[2]))
-trainer.save(sys.argv[3])
-"""
 # Ranks, tensor parallelism, pipeline parallelism, level.
 RESHARDED = [
     pytest.param("gpt2", (4, 1, 4, 1), (1, 1, 1, 0), marks=SLOW),
@@ -175,49 +160,28 @@ RESHARDED = [
 
 @pytest.mark.parametrize(("name", "before", "after"), RESHARDED)
 def test_resume_with_another_mesh(train, data, tmp_path, model, name, before, after):
-    """The state has the same bits, and the run goes on."""
-    more = {"total_batch_size": 4 * T, "batch_size": 1, "dtype": "bf16", "val_steps": 4} | model(name)
-    meshes = [dict(zip(("devices", "tp", "pp", "zero"), mesh)) for mesh in (before, after)]
+    before, after = (dict(zip(("devices", "tp", "pp", "zero"), mesh)) for mesh in (before, after))
     saves = {"checkpoint_async": "on" if name == "tied-gqa" else "off"}
-    train(*flags(data, tmp_path / "a", **more, **meshes[0], **saves))
-    checkpoint = tmp_path / "a/step_000004"
-    flags_after = json.dumps({key: value for key, value in meshes[1].items() if key != "devices"})
-    command = [sys.executable, "-c", SAVE_AGAIN, checkpoint, flags_after, tmp_path / "again"]
-    for code, text in as_ranks(command, after[0]):
-        assert code == 0, text
-    assert_same_state(tmp_path / "again", checkpoint)
-    train(*flags(data, tmp_path / "b", **more, **meshes[1], resume=checkpoint))
-    np.testing.assert_allclose(losses(tmp_path / "b"), losses(tmp_path / "a")[4:], rtol=4e-3)
+    resume_on_another_mesh(train, tmp_path, partial(flags, data, **model(name)), before, after, saves)
 
 
 @SLOW
 @pytest.mark.parametrize("name", ["tied-gqa", "gpt2"])
 def test_the_weights_at_the_start(train, data, tmp_path, model, name):
     """Random numbers are those of one rank; transformers opens the checkpoint."""
-    more = {"steps": 1, "lr": 1e-30, "weight_decay": 0} | SHORT | model(name)
-    for out, of in (("alone", ALONE), ("mesh", MESHES["pp 4"])):
-        train(*flags(data, tmp_path / out, **more | of))
-    found, expected = (tensors(tmp_path / f"{out}/step_000001", "model") for out in ("mesh", "alone"))
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        np.testing.assert_allclose(found[key], value, rtol=0, atol=1e-29, err_msg=key)  # biases were 0
+    compare_first_weights(train, tmp_path, partial(flags, data, **model(name)), MESHES["pp 4"], ALONE)
+    expected = tensors(tmp_path / "alone/step_000001", "model")
     np.testing.assert_allclose(losses(tmp_path / "mesh"), losses(tmp_path / "alone"), rtol=2e-6)
     index = json.loads((tmp_path / "mesh/step_000001/model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == expected.keys()
     assert index["metadata"]["total_size"] == sum(value.nbytes for value in expected.values())
 
 
-def test_validation_evaluation_and_samples(train, data, tmp_path, model):
-    """Those of one rank: three batches on two data-parallel ranks; samples with and without a cache."""
-    more = {"steps": 2, "total_batch_size": 4 * T, "val_steps": 3, "sample_every": 2} | model("tied-gqa")
-    for out, of in (("alone", ALONE | {"batch_size": 2}), ("mesh", MESHES["pp 2 dp 2"] | {"batch_size": 2})):
-        train(*flags(data, tmp_path / out, **more | of))
-        train(*flags(data, tmp_path / f"{out}_long", **more | of | {"sample_tokens": 2 * T}))
-    for end in ("", "_long"):
-        found, expected = (events(tmp_path / f"{out}{end}", "val") for out in ("mesh", "alone"))
-        assert len(found) == len(expected) == 2
-        np.testing.assert_allclose([e["loss"] for e in found], [e["loss"] for e in expected], rtol=2e-6)
-        assert events(tmp_path / f"mesh{end}", "sample") == events(tmp_path / f"alone{end}", "sample")
+@pytest.mark.parametrize("sample", [{}, {"sample_tokens": 2 * T}])
+def test_validation_and_samples(train, data, tmp_path, model, sample):
+    """With and without a cache."""
+    make_flags = partial(flags, data, **model("tied-gqa"), **sample)
+    compare_validation(train, tmp_path, make_flags, MESHES["pp 2 dp 2"], ALONE)
 
 
 def test_the_plan_and_the_log(train, data, tmp_path, model):
@@ -253,13 +217,10 @@ BAD = {
         {"devices": 2, "pp": 2, "freeze": "*none*"},
         "--freeze: expected patterns of the weights' names, as",
     ),
-    "bert": ({"devices": 2, "pp": 2, "model": ROOT / "tests/models/bert.json"}, "qwen3 or gpt2, found bert"),
+    "bert": (BERT | {"pp": 2}, "qwen3 or gpt2, found bert"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input(train, data, tmp_path, case):
-    more, expected = BAD[case]
-    more = {"mask_token": 4} | more if case == "bert" else more
-    assert expected in one_line(train(*flags(data, tmp_path / "out", **more), code=2))
-    assert not (tmp_path / "out").exists()
+    check_refusal(train, data, tmp_path, *BAD[case])
