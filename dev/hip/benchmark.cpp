@@ -13,6 +13,12 @@
 namespace llamac {
 namespace {
 
+// Of all sources.
+std::vector<Benchmark>& benchmarks() {
+    static std::vector<Benchmark> all;
+    return all;
+}
+
 using Widths = std::map<std::string, int64_t>;
 
 // By dimension letter. 8b: Llama 3.1 8B's widths at 16,384 rows; small: a 12-head model's; tiny: for the
@@ -327,7 +333,7 @@ void print_table(const Job& job, const Result& result, const Limit& limit) {
 int run_benchmarks(const std::string& operation, const Flags& flags) {
     int failed = 0;
     size_t ran = 0;
-    for (Benchmark b : benchmarks) {
+    for (Benchmark b : benchmarks()) {
         if (operation != "benchmark" && operation != b.operation) continue;
         if (flags.documents)
             std::erase_if(b.absent, [&](const char* name) {
@@ -352,6 +358,11 @@ int run_benchmarks(const std::string& operation, const Flags& flags) {
 }
 
 }  // namespace
+
+Benchmarks::Benchmarks(std::initializer_list<Benchmark> rows) {
+    benchmarks().insert(benchmarks().end(), rows);
+}
+
 }  // namespace llamac
 
 int main(int argc, char** argv) {

@@ -1,10 +1,11 @@
 // What the microbenchmarks share: `./rmsnorm_forward` checks every variant against the float64 reference,
 // then times all of them over their block sizes. Operands, shapes by dimension letter, bytes and FLOPs come
-// from the operation's description. The programs are one, `benchmark`, by its operations' names; by its own it measures all.
+// from the operation's description. The programs are one, `benchmark`, by its sources' names; by its own it measures all.
 //
 //   --variant naive · --shape N=16384,C=4096 · --preset 8b|small|tiny · --dtype bf16|f32 · --documents 1024
 #pragma once
 #include <functional>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -20,8 +21,10 @@ struct Benchmark {
     std::vector<const char*> first = {}, last = {};     // indices that are all 0, or all the largest
 };
 
-// What is measured. A program ends with 0; 1 where a check failed; 2 for bad flags.
-extern const std::vector<Benchmark> benchmarks;
+// What a source measures. The program ends with 0; 1 where a check failed; 2 for bad flags.
+struct Benchmarks {
+    Benchmarks(std::initializer_list<Benchmark> rows);
+};
 
 // ---- benchmark_time.hip
 struct Limit {
