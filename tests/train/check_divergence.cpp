@@ -13,9 +13,13 @@ using namespace llamac;
 
 namespace {
 
+// Without the columns beside frozen weights, which each pass writes.
 std::string state_of(const Model& m) {
     const Parameters& p = m.parameters;
-    return bits_of(p.weights) + bits_of(p.master) + bits_of(p.m) + bits_of(p.v) + bits_of(p.frozen);
+    std::string state = bits_of(p.weights) + bits_of(p.master) + bits_of(p.m) + bits_of(p.v);
+    for (const Parameter& each : p.table)
+        if (!each.trains) state += bits_of(decode(m.context, p, each));
+    return state;
 }
 
 // ---- steps that are not finite ----
