@@ -89,10 +89,8 @@ void plan_exchange(const Context& context, ExchangeAxis axis, int64_t ranks, int
 
 void broadcast(const Context& context, Communicator& ranks, const Tensor& x, int64_t root) {
     CHECK(x.contiguous() && root >= 0 && root < ranks.size);
-    // Of any type, also those that cannot be summed.
-    constexpr ElementType byte{1, 1, nullptr};  // ncclUint8
     run(context, "broadcast", x.bytes(),
-        [&] { ranks.broadcast(x.data, x.bytes(), byte, root, context.stream); });
+        [&] { ranks.broadcast(x.data, x.bytes(), element_of_bytes, root, context.stream); });
 }
 
 void grouped(const Context& context, Communicator& ranks, const char* name, int64_t bytes,

@@ -24,6 +24,8 @@ struct ElementType {
     // out[i] = the reduction of parts[0][i], parts[1][i], ...; out may be one of the parts.
     void (*reduce)(Reduction reduction, void* out, const std::vector<const void*>& parts, int64_t count);
 };
+// For values of any type that are moved and not reduced.
+constexpr ElementType element_of_bytes{1, 1, nullptr};  // ncclUint8
 
 // Every rank makes the same calls in the same order, one thread at a time. Each is enqueued on the stream; a CPU build
 // blocks. Throws Error if a rank is lost.
