@@ -89,7 +89,11 @@ __device__ void load_words(uint32_t (&out)[n], const char* uniform, uint32_t off
 }
 // Waits for this wave's loads from memory.
 inline __device__ void wait_for_loads() {
-    __builtin_amdgcn_s_waitcnt(0x0f70);  // vmcnt(0) alone
+#if defined(__GFX11__)
+    __builtin_amdgcn_s_waitcnt(0x03f7);  // vmcnt(0) alone
+#else
+    __builtin_amdgcn_s_waitcnt(0x0f70);
+#endif
 }
 // Words of memory that several blocks access at a time, each in one piece, without an order. wait_for_memory(): this wave's
 // accesses before it are over; a barrier and a store_word() after it tell other blocks so, of these words alone.
