@@ -18,7 +18,7 @@ struct TileCopy {
     __device__ void begin(SharedTile<columns> to, const T* from, int64_t stride, int valid_rows,
                           int valid_columns = columns * 2 / int{sizeof(T)}) {
         constexpr int size = 16 / sizeof(T);  // elements of a chunk
-        shared = to;
+        shared = shared_address(to.data);
 #if defined(LLAMAC_NVIDIA)
         // The barrier: a loop would keep each chunk's address in registers.
         const int64_t pitch = optimization_barrier_uniform(static_cast<int>(stride));
@@ -57,7 +57,7 @@ struct TileCopy {
 #if defined(LLAMAC_CPU) && LLAMAC_WARP == 32
         // Where copies are asynchronous the tile changes from here on.
         for (int i = 0; i < each && row() + i * pass < rows; i++)
-            *reinterpret_cast<uint4*>(place(i)) = make_uint4(~0u, ~0u, ~0u, ~0u);
+            store_shared(place(i), make_uint4(~0u, ~0u, ~0u, ~0u));
 #endif
 #endif
     }
@@ -105,7 +105,7 @@ struct TileCopy {
 #if defined(LLAMAC_NVIDIA)
         commit_copies();
 #else
-        shared.data = nullptr;
+        shared = nullptr;
 #endif
     }
 #endif
@@ -116,7 +116,7 @@ struct TileCopy {
         wait_for_copies<pending>();
 #else
 #if defined(LLAMAC_CPU)
-        if (!shared.data) return;
+        if (!shared) return;
 #endif
         if (existing_rows < rows || existing_chunks < chunks) {
             scheduling_barrier();  // a branch, not a choice of each register
@@ -128,24 +128,22 @@ struct TileCopy {
 #pragma unroll
         for (int i = 0; i < each; i++) {
             if (rows % pass != 0 && row() + i * pass >= rows) break;
-            *reinterpret_cast<uint4*>(place(i)) = staged[i];
+            store_shared(place(i), staged[i]);
         }
 #endif
     }
 
   private:
-#if defined(LLAMAC_CPU)
-    SharedTile<columns> shared{};  // gcc warns where it cannot see that begin() comes before end()
-#else
-    SharedTile<columns> shared;  // with a null, AMD's compiler no longer knows that it is LDS
-#endif
+    SharedAddress shared{};
 #if !defined(LLAMAC_NVIDIA)
     uint4 staged[each];
     int existing_rows, existing_chunks;
 #endif
     static __device__ int row() { return static_cast<int>(threadIdx.x) / chunks; }
     static __device__ int chunk() { return static_cast<int>(threadIdx.x) % chunks; }
-    __device__ char* place(int i) const { return shared.at(row(), chunk()) + i * pass * chunks * 16; }
+    __device__ SharedAddress place(int i) const {
+        return shared + SharedTile<columns>::offset(row(), chunk()) + i * pass * chunks * 16;
+    }
 };
 
 // The way back: rows of LDS to memory, those below valid_rows, valid_columns (in elements, whole chunks) of each. After
