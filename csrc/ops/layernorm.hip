@@ -632,7 +632,7 @@ Operation layernorm_backward(
     "(dx: T[N,C] may_share(dresidual, dout), dweight: G[C] adds_if(accumulate),"
     " dbias: G[C] adds_if(accumulate), out?: T[N,C];"
     " dout: T[N,C], x: T[N,C], weight: T[C], bias?: T[C], mean: A[N], rstd: A[N], dresidual?: T[N,C];"
-    " accumulate: bool) rows(N) empty(N) test(N=9, C=4096)",
+    " accumulate: bool) rows(N) empty(N) test(N=9, C=4096) test(N=101, C=64)",
     "gradients of layernorm_forward, and of residual_layernorm_forward with the sum as x",
     {{"cpu", "rows over threads; dweight and dbias by blocks of rows",
       instantiations<LLAMAC_FLOATS(layernorm_backward_cpu, float), layernorm_backward_cpu<bf16, bf16>>()},
