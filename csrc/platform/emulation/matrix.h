@@ -152,11 +152,11 @@ void load_words(uint32_t (&out)[n], const char* uniform, uint32_t offset) {
     std::memcpy(out, uniform + offset, sizeof(out));
 }
 inline void wait_for_loads() {}
-using LdsAddress = char*;
-inline LdsAddress lds_address(char* p) {
+using LdsPointer = char*;
+inline LdsPointer lds_pointer(char* p) {
     return p;
 }
-inline void store_lds(LdsAddress p, uint4 x) {
+inline void store_lds(LdsPointer p, uint4 x) {
     *reinterpret_cast<uint4*>(p) = x;
 }
 template <class W>
