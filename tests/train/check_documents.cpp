@@ -8,6 +8,7 @@
 
 using namespace llamac;
 
+namespace documents_checks {
 namespace {
 
 std::string vocabulary(const std::string& name, uint32_t bos, uint32_t eos) {
@@ -124,7 +125,4 @@ TEST(check_refused) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace documents_checks

@@ -12,6 +12,7 @@
 
 using namespace llamac;
 
+namespace trainer_checks {
 namespace {
 
 // ---- memory ----
@@ -563,7 +564,4 @@ TEST(check_calls_of_adamw) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace trainer_checks
