@@ -167,6 +167,7 @@ def test_every_operation_is_there():
     assert set(SCHEMAS) == read | {f"{name}.out" for name in out}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiled_without_a_break(device):
     """One graph of all functions, for every size: values and gradients are eager's."""

@@ -230,6 +230,7 @@ def test_rates_of_this_cpu(one_thread):
     ]  # fmt: skip
 
 
+@pytest.mark.more
 def test_all_reduce_of_two_processes():
     assert preflight.all_reduce_gbps(torch, 2, "gloo", 1 << 20) > 0
 

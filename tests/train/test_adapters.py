@@ -298,7 +298,10 @@ def test_accumulation(train, data, tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "1"), losses(tmp_path / "4"), rtol=2e-6)
 
 
-@pytest.mark.parametrize("ranks, trained", [("2", ADAPTERS), ("2 groups", {"freeze": FROZEN, **SHORT})])
+@pytest.mark.parametrize(
+    "ranks, trained",
+    [pytest.param("2", ADAPTERS, marks=pytest.mark.more), ("2 groups", {"freeze": FROZEN, **SHORT})],
+)
 def test_levels_have_the_same_bits(train, data, tmp_path, ranks, trained):
     run = {"steps": 4, "dtype": "bf16", **RANKS[ranks], **trained}
     for level in range(4):

@@ -57,6 +57,7 @@ def test_the_bytes_of_a_synchronous_save(start, build, data, tmp_path, ranks, dt
     assert found["on"] == found["off"]
 
 
+@pytest.mark.more
 def test_under_mpirun(build, data, tmp_path):
     needs(build, "MPI")
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", build / "train_llama3"]

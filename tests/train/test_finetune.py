@@ -153,6 +153,7 @@ def rows_file(folder: Path, rows: list[dict]) -> Path:
     return path
 
 
+@pytest.mark.more
 @pytest.mark.program
 def test_packed_conversations_train_as_each_alone(build, directory, tmp_path, train):
     """The loss over the targets that count, its gradient, and the validation loss, whatever the
