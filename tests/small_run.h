@@ -3,6 +3,8 @@
 #include <sstream>
 
 #include "check.h"
+#include "core/device_memory.h"
+#include "core/observer.h"
 #include "core/registry.h"
 #include "train/evaluate.h"
 #include "train/save.h"

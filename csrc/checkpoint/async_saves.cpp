@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "core/device_memory.h"
 #include "platform/threads.h"
 
 namespace llamac {

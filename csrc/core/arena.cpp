@@ -1,4 +1,5 @@
 #include "core/arena.h"
+#include "core/device_memory.h"
 
 namespace llamac {
 namespace {

@@ -1,4 +1,5 @@
 #include "core/collectives.h"
+#include "core/observer.h"
 
 #include <algorithm>
 

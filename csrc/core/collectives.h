@@ -5,6 +5,7 @@
 #include <span>
 
 #include "core/context.h"
+#include "core/observer.h"
 #include "core/tensor.h"
 #include "platform/ranks/communicator.h"
 

@@ -1,5 +1,6 @@
 #include "core/context.h"
 
+#include "core/observer.h"
 #include "platform/ranges.h"
 
 namespace llamac {

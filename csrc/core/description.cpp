@@ -474,6 +474,10 @@ struct Parser {
 
 }  // namespace
 
+bool TypeLetter::takes(DType t) const {
+    return std::find(choices.begin(), choices.end(), t) != choices.end();
+}
+
 int Description::find_type(char wanted) const {
     const auto found =
         std::find_if(types.begin(), types.end(), [&](const TypeLetter& t) { return t.letter == wanted; });

@@ -1,7 +1,6 @@
 // The description of an operation: one string, from which all other code derives its knowledge of the operation.
 // docs/operations.md gives the grammar and an annotated example.
 #pragma once
-#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,7 +23,7 @@ struct TypeLetter {
     std::vector<DType> choices;
     int arithmetic_of = -1;  // the letter in whose arithmetic type it is; -1: any of the choices
 
-    bool takes(DType t) const { return std::find(choices.begin(), choices.end(), t) != choices.end(); }
+    bool takes(DType t) const;
     // This letter's dtype when the call's storage type is t.
     DType beside(DType t) const { return arithmetic_of < 0 && takes(t) ? t : info(t).arithmetic; }
 };
@@ -95,7 +94,7 @@ struct TestShape {
 };
 
 struct Description {
-    static constexpr size_t max_types = 8, max_dimensions = 12, max_operands = 16;
+    static constexpr size_t max_types = 8, max_dimensions = 12, max_operands = 16, max_scalars = 12;
     std::string name;
     std::vector<TypeLetter> types;
     std::vector<Operand> operands;  // outputs, then inputs

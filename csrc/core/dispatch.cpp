@@ -4,6 +4,8 @@
 #include <cstring>
 #include <optional>
 
+#include "core/device_memory.h"
+#include "core/observer.h"
 #include "core/registry.h"
 #include "core/words.h"
 #include "platform/ranges.h"

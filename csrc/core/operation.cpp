@@ -24,13 +24,19 @@ size_t index_of(const std::vector<Named>& all, std::string_view name, const Oper
 
 }  // namespace
 
-Operation::Operation(const char* description, const char* summary_, std::vector<Variant> variants_,
+Operation::Operation(const char* description, const char* summary_, std::initializer_list<Variant> variants_,
                      double (*flops_)(const Call&), double (*bytes_)(const Call&))
-    : summary(summary_), variants(std::move(variants_)), flops(flops_), bytes(bytes_) {
+    : Operation(description, summary_, std::span(variants_.begin(), variants_.size()), flops_, bytes_) {}
+
+Operation::Operation(const char* description, const char* summary_, std::span<const Variant> variants_,
+                     double (*flops_)(const Call&), double (*bytes_)(const Call&))
+    : summary(summary_), variants(variants_.begin(), variants_.end()), flops(flops_), bytes(bytes_) {
+    std::erase_if(variants, [](const Variant& v) { return v.instantiations.empty(); });
     try {
         Description::operator=(parse_description(description));
         if (dimensions.size() > max_dimensions) fail(name, ": more than ", max_dimensions, " dimensions");
         if (operands.size() > max_operands) fail(name, ": more than ", max_operands, " operands");
+        if (scalars.size() > max_scalars) fail(name, ": more than ", max_scalars, " scalars");
         for (const Variant& v : variants)
             for (const Instantiation& e : v.instantiations) check_instantiation(*this, v.name, e);
     } catch (const Error& e) {
@@ -38,6 +44,7 @@ Operation::Operation(const char* description, const char* summary_, std::vector<
     }
     register_operation(*this);
 }
+Operation::~Operation() = default;
 
 // By the letters that are bound, which may be in the arithmetic type of one another.
 bool Types::may_be(int letter, DType found) const {
@@ -85,7 +92,8 @@ void check_instantiation(const Description& op, const char* variant, const Insta
     }
     std::string kinds;
     for (const ScalarInfo& s : op.scalars) kinds += s.kind;
-    if (e.scalars != kinds) fail(where, "scalars are '", e.scalars, "', described are '", kinds, "'");
+    const std::string found(e.scalars.begin(), e.scalars.end());
+    if (found != kinds) fail(where, "scalars are '", found, "', described are '", kinds, "'");
 }
 
 int64_t Call::operator[](const char* dimension) const {

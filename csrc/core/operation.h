@@ -2,8 +2,8 @@
 // operations with these types. Checks, dispatch, listing, tests, benchmarks and the torch schema follow from the
 // description.
 #pragma once
-#include <string>
-#include <tuple>
+#include <initializer_list>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -51,6 +51,21 @@ struct Call {
     bool adds(const Operand& o) const;                 // whether the output is added to, not written
 };
 
+// At most `most` values, in place: a table of operations is a constant of the program, which costs little to compile.
+template <class T, size_t most>
+struct ShortList {
+    T value[most] = {};
+    size_t count = 0;
+
+    constexpr void push_back(T v) { value[count++] = v; }
+    constexpr size_t size() const { return count; }
+    constexpr bool empty() const { return count == 0; }
+    constexpr const T& operator[](size_t i) const { return value[i]; }
+    constexpr const T& front() const { return value[0]; }
+    constexpr const T* begin() const { return value; }
+    constexpr const T* end() const { return value + count; }
+};
+
 // A launcher's signature, derived from its C++ type: the View of each operand.
 struct ParameterType {
     DType dtype;
@@ -58,10 +73,10 @@ struct ParameterType {
     bool is_const;
 };
 struct Instantiation {
-    void (*launch)(const Call&);
-    std::vector<ParameterType> operands;
-    std::string scalars;              // one letter per scalar: 'f' float or double, 'i' int64_t, 'b' bool
-    Backend backend = Backend::host;  // device: it takes a LaunchContext
+    void (*launch)(const Call&) = nullptr;
+    ShortList<ParameterType, Description::max_operands> operands = {};
+    ShortList<char, Description::max_scalars> scalars = {};  // 'f' float or double, 'i' int64_t, 'b' bool
+    Backend backend = Backend::host;                         // device: it takes a LaunchContext
 };
 
 // Requirements of a variant beyond the checks and the types of its entries: in words, and as a test.
@@ -74,13 +89,20 @@ struct Constraints {
     bool operator()(const Call& call) const { return !hold || hold(call); }
 };
 
+// Choices of threads per block: blocks_of(256, 128).
+using BlockSizes = ShortList<int, 4>;
+template <class... Threads>
+constexpr BlockSizes blocks_of(Threads... threads) {
+    return {{threads...}, sizeof...(threads)};
+}
+
 struct Variant {
     const char* name;  // one word for the idea, the same in all operations: listed in docs/operations.md
     const char* idea;
-    std::vector<Instantiation> instantiations;  // one per combination of storage types, at least one
+    std::span<const Instantiation> instantiations;  // one per combination of storage types
     Constraints supports = {};
     // For kernels: choices of threads per block, the default first; bytes of workspace, given LaunchContext::threads.
-    std::vector<int> threads = {};
+    BlockSizes threads = {};
     int64_t (*workspace)(const Call&) = nullptr;
     bool deterministic = true;            // false: sums in any order; runs only if chosen by name
     bool bits_depend_on_threads = false;  // on the host
@@ -88,18 +110,17 @@ struct Variant {
 
     Backend backend() const { return instantiations.front().backend; }
 };
-// Variant::threads: blocks_of(256, 128).
-template <class... Threads>
-std::vector<int> blocks_of(Threads... threads) {
-    return {threads...};
-}
 
 struct Operation : Description {
     // Registers itself (core/registry.h).
-    // variants: in order of preference. flops, bytes: the minimum of a call; null: no FLOPs, and each operand once.
-    Operation(const char* description, const char* summary, std::vector<Variant> variants,
+    // variants: in order of preference; those without instantiations are left out. flops, bytes: the minimum of a call; null:
+    // no FLOPs, and each operand once.
+    Operation(const char* description, const char* summary, std::initializer_list<Variant> variants,
+              double (*flops)(const Call&) = nullptr, double (*bytes)(const Call&) = nullptr);
+    Operation(const char* description, const char* summary, std::span<const Variant> variants,
               double (*flops)(const Call&) = nullptr, double (*bytes)(const Call&) = nullptr);
     Operation(const Operation&) = delete;
+    ~Operation();
 
     const char* summary;
     std::vector<Variant> variants;
@@ -109,7 +130,9 @@ struct Operation : Description {
 
 // The types that the letters stand for in one entry or one call.
 struct Types {
-    explicit Types(const Description& op_) : op(op_) { std::fill_n(bound, Description::max_types, -1); }
+    explicit Types(const Description& op_) : op(op_) {
+        for (int& b : bound) b = -1;
+    }
     // Binds the operand's letter, or compares it; false if the type contradicts the description or earlier operands.
     bool match(const Operand& o, DType found) {
         if (o.letter < 0) return found == o.dtype;
@@ -139,15 +162,17 @@ double least_flops(const Call& call);
 
 namespace detail {
 
+// take(call, i, operands): the i-th argument of a launcher whose first `operands` parameters are Views.
 template <class P>
 struct Parameter;
 template <class T, int R>
 struct Parameter<View<T, R>> {
-    static void describe(Instantiation& e) {
+    static constexpr bool is_operand = true;
+    static constexpr void describe(Instantiation& e) {
         e.operands.push_back({dtype_of<std::remove_const_t<T>>(), R, std::is_const_v<T>});
     }
-    static View<T, R> take(const Call& c, int& operand, int&) {
-        const Tensor& t = c.tensor[operand++];
+    static View<T, R> take(const Call& c, size_t i, size_t) {
+        const Tensor& t = c.tensor[i];
         View<T, R> v{static_cast<T*>(t.data), {}, {}};
         for (int d = 0; d < R; d++) v.shape[d] = t.shape[d], v.stride[d] = t.stride[d];
         return v;
@@ -155,9 +180,10 @@ struct Parameter<View<T, R>> {
 };
 template <class P, char Letter>
 struct ScalarParameter {
-    static void describe(Instantiation& e) { e.scalars += Letter; }
-    static P take(const Call& c, int&, int& scalar) {
-        const Scalar& s = c.scalar[scalar++];
+    static constexpr bool is_operand = false;
+    static constexpr void describe(Instantiation& e) { e.scalars.push_back(Letter); }
+    static P take(const Call& c, size_t i, size_t operands) {
+        const Scalar& s = c.scalar[i - operands];
         return static_cast<P>(Letter == 'f' ? s.real : static_cast<double>(s.integer));
     }
 };
@@ -168,40 +194,50 @@ struct Parameter<double> : ScalarParameter<double, 'f'> {};
 template <>
 struct Parameter<bool> : ScalarParameter<bool, 'b'> {};
 template <>
-struct Parameter<int64_t> {
-    static void describe(Instantiation& e) { e.scalars += 'i'; }
-    static int64_t take(const Call& c, int&, int& scalar) { return c.scalar[scalar++].integer; }
+struct Parameter<int64_t> : ScalarParameter<int64_t, 'i'> {
+    static int64_t take(const Call& c, size_t i, size_t operands) { return c.scalar[i - operands].integer; }
 };
 template <>
 struct Parameter<LaunchContext> {
-    static void describe(Instantiation& e) { e.backend = Backend::device; }
-    static LaunchContext take(const Call& c, int&, int&) { return c.launch; }
+    static constexpr bool is_operand = false;
+    static constexpr void describe(Instantiation& e) { e.backend = Backend::device; }
+    static LaunchContext take(const Call& c, size_t, size_t) { return c.launch; }
 };
 
+// Without std::tuple: one per launcher takes most of the time in which a small operation is compiled.
 template <auto F>
 struct Launcher;
 template <class... P, void (*F)(P...)>
 struct Launcher<F> {
-    static void launch(const Call& c) {
-        int operand = 0, scalar = 0;
-        // Braces: evaluated left to right.
-        std::tuple<P...> arguments{Parameter<P>::take(c, operand, scalar)...};
-        std::apply(F, arguments);
+    static constexpr size_t operands = (size_t{Parameter<P>::is_operand} + ...);
+    static constexpr bool operands_first() {
+        size_t i = 0;
+        return ((Parameter<P>::is_operand == (i++ < operands)) && ...);
     }
-    static Instantiation entry() {
-        Instantiation e{&launch, {}, {}};
+
+    template <size_t... i>
+    static void pass(const Call& c, std::index_sequence<i...>) {
+        F(Parameter<P>::take(c, i, operands)...);
+    }
+    static void launch(const Call& c) { pass(c, std::index_sequence_for<P...>()); }
+    static constexpr Instantiation entry() {
+        static_assert(operands_first(), "Views, then scalars, then the LaunchContext");
+        Instantiation e{&launch};
         (Parameter<P>::describe(e), ...);
         return e;
     }
 };
+
+template <auto... F>
+constexpr Instantiation entries[] = {Launcher<F>::entry()...};
 
 }  // namespace detail
 
 // instantiations<f<float>, f<bf16>, f<double>>(): functions that take Views in the description's order, its scalars and, to
 // launch kernels, the LaunchContext.
 template <auto... F>
-std::vector<Instantiation> instantiations() {
-    return {detail::Launcher<F>::entry()...};
+constexpr std::span<const Instantiation> instantiations() {
+    return detail::entries<F...>;
 }
 // instantiations<LLAMAC_FLOATS(f), f<double>>(): a launcher for each storage type of kernels. Further template arguments may
 // follow its name.

@@ -1,5 +1,6 @@
 #include "model/context_parallel.h"
 
+#include "core/observer.h"
 #include "ops/operations.h"
 
 namespace llamac {

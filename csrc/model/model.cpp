@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "core/device_memory.h"
 #include "model/block.h"
 #include "model/context_parallel.h"
 #include "model/linear.h"

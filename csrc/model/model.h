@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "core/collectives.h"
+#include "core/device_memory.h"
 #include "core/dispatch.h"
 #include "core/library_gemm.h"
 #include "core/safetensors.h"

@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "core/device_memory.h"
 #include "core/random.h"
 #include "model/block.h"
 #include "ops/operations.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/device_memory.h"
 #include "model/block.h"
 #include "model/tensor_parallel.h"
 #include "model/zero.h"

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/device_memory.h"
+#include "core/observer.h"
 #include "ops/operations.h"
 
 namespace llamac {

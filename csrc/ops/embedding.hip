@@ -403,7 +403,7 @@ void embedding_backward_sorted(View<G, 2> dweight, View<const T, 2> dout, View<c
         dweight.data, dout.data, ordered, first, V, C, slabs.count, accumulate);
 }
 
-const std::vector<int> block_sizes = {256, 128, 512};
+constexpr BlockSizes block_sizes = blocks_of(256, 128, 512);
 
 // Counts only the rows of the table that are read, and each position once.
 double embedding_forward_bytes(const Call& c) {

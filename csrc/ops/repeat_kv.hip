@@ -204,7 +204,7 @@ void repeat_kv_backward_vectorized(View<T, 4> dx, View<const T, 4> dout, LaunchC
            heads(dx), dout.data, count, Divisor(time), Divisor(NKV), HD, dout.shape[2] / NKV);
 }
 
-const std::vector<int> block_sizes = {block_threads, 256, 128};
+constexpr BlockSizes block_sizes = blocks_of(block_threads, 256, 128);
 
 constexpr Constraints few_heads{"fewer than 2^31 heads",
                                 [](const Call& c) { return c["B"] * c["T"] < (int64_t{1} << 31) / c["NH"]; }};

@@ -63,7 +63,7 @@ inline int kernel_index(int64_t C, int threads) {
 static_assert(max_forward / 2 * forward_threads == 16384, "what the limit says");
 constexpr Constraints forward_fits{"C at most 16384",
                                    [](const Call& c) { return c["C"] <= max_forward / 2 * forward_threads; }};
-inline const std::vector<int> row_block_sizes = {256, 128, 512};
+constexpr BlockSizes row_block_sizes = blocks_of(256, 128, 512);
 
 template <class T, int elements, bool whole, bool residual_too>
 __global__ void __launch_bounds__(forward_threads)
@@ -137,7 +137,7 @@ static_assert(max_backward * backward_threads == 8192, "what the limit says");
 constexpr Constraints backward_fits{"C at most 8192",
                                     [](const Call& c) { return c["C"] <= max_backward * backward_threads; }};
 
-inline const std::vector<int> backward_block_sizes = {512, 256, 1024};
+constexpr BlockSizes backward_block_sizes = blocks_of(512, 256, 1024);
 
 // Threads (x: a row's columns, y: rows at a time).
 struct BackwardShape {

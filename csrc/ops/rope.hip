@@ -248,7 +248,7 @@ void rope_shuffle(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, 
            cis.data, positions, x.shape[1], NH, lanes, groups, direction);
 }
 
-const std::vector<int> block_sizes = {256, 128, block_threads};
+constexpr BlockSizes block_sizes = blocks_of(256, 128, block_threads);
 
 double rope_flops(const Call& c) {
     return 3.0 * c["B"] * c["T"] * c["NH"] * c["HD"];

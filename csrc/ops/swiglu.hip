@@ -174,7 +174,7 @@ void swiglu_backward_vectorized(View<T, 2> dgate_up, View<T, 2> out, View<const 
            dgate_up.data, out.data, dout.data, gate_up.data, N, F, t.across);
 }
 
-const std::vector<int> block_sizes = {256, 128, block_threads};
+constexpr BlockSizes block_sizes = blocks_of(256, 128, block_threads);
 
 Operation swiglu_forward(
     "swiglu_forward<T: f32 bf16 fp16 f64>"

@@ -299,7 +299,7 @@ void cross_entropy_parts_vectorized(View<float, 1> losses, View<T, 2> dlogits, V
            stride, dstride, static_cast<float>(dloss), ignore_index);
 }
 
-const std::vector<int> block_sizes = {512, 1024, 256};
+constexpr BlockSizes block_sizes = blocks_of(512, 1024, 256);
 
 Operation vocabulary_ids(
     "vocabulary_ids(out: i32[N]; ids: i32[N] >0; first: int {3}, count: int {5}, other: int {7})"

@@ -1,5 +1,6 @@
 #include "platform/error.h"
 
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 
@@ -50,6 +51,23 @@ std::string one_line(std::string_view text) {
     return escaped(text, "", max_size);
 }
 
+void fail_with(std::initializer_list<MessagePart> parts) {
+    using Kind = MessagePart::Kind;
+    std::string text;
+    for (const MessagePart& part : parts) {
+        if (part.kind == Kind::text) text += part.text;
+        if (part.kind == Kind::character) text += part.character;
+        if (part.kind == Kind::integer) text += std::to_string(part.integer);
+        if (part.kind == Kind::natural) text += std::to_string(part.natural);
+        if (part.kind != Kind::real) continue;
+        char number[32];  // not printf: a process that Python runs in may have a locale
+        const auto [end, error] =
+            std::to_chars(number, number + sizeof number, part.real, std::chars_format::general, 6);
+        text.append(number, end);
+    }
+    throw Error(one_line(text));
+}
+
 static bool failed_checks_raise = false;
 
 void raise_failed_checks() {
@@ -60,6 +78,10 @@ void check_failed(const std::string& line) {
     if (failed_checks_raise) throw std::runtime_error("llamac: " + line);
     std::fprintf(stderr, "llamac: %s\n", line.c_str());
     std::abort();
+}
+
+void check_failed(const char* expression, const char* file, int line) {
+    check_failed(std::string("CHECK(") + expression + ") failed at " + file + ":" + std::to_string(line));
 }
 
 }  // namespace llamac

@@ -2,7 +2,8 @@
 // of the program, CHECK(expr) prints the expression with file and line, and aborts; in a Python process it throws
 // (raise_failed_checks).
 #pragma once
-#include <sstream>
+#include <cstdint>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -20,22 +21,46 @@ std::string printable(std::string_view text);
 // The same for one line: '\n' and '\t' are escaped, too, and long lines are cut.
 std::string one_line(std::string_view text);
 
+// A part of a message: text, a character, an integer, or a number as "%g" prints it.
+struct MessagePart {
+    enum class Kind : uint8_t { text, character, integer, natural, real };
+    Kind kind;
+    union {
+        std::string_view text;
+        char character;
+        long long integer;
+        unsigned long long natural;
+        double real;
+    };
+
+    MessagePart(const char* v) : kind(Kind::text), text(v) {}
+    MessagePart(std::string_view v) : kind(Kind::text), text(v) {}
+    MessagePart(const std::string& v) : kind(Kind::text), text(v) {}
+    MessagePart(char v) : kind(Kind::character), character(v) {}
+    MessagePart(int v) : kind(Kind::integer), integer(v) {}
+    MessagePart(long v) : kind(Kind::integer), integer(v) {}
+    MessagePart(long long v) : kind(Kind::integer), integer(v) {}
+    MessagePart(unsigned v) : kind(Kind::natural), natural(v) {}
+    MessagePart(unsigned long v) : kind(Kind::natural), natural(v) {}
+    MessagePart(unsigned long long v) : kind(Kind::natural), natural(v) {}
+    MessagePart(double v) : kind(Kind::real), real(v) {}
+};
+[[noreturn]] void fail_with(std::initializer_list<MessagePart> parts);
+
 // fail("config.json: hidden_size is ", found, ", expected a positive number"): what, where, expected, found.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
-    std::ostringstream text;
-    (text << ... << parts);
-    throw Error(one_line(text.str()));
+    fail_with({parts...});
 }
 
 // Prints the line of a failed CHECK or runtime call and aborts, or throws (raise_failed_checks).
 [[noreturn]] void check_failed(const std::string& line);
+[[noreturn]] void check_failed(const char* expression, const char* file, int line);
 // Failed checks throw std::runtime_error from now on: a host process must survive them.
 void raise_failed_checks();
 
 inline void check(bool holds, const char* expression, const char* file, int line) {
-    if (!holds)
-        check_failed(std::string("CHECK(") + expression + ") failed at " + file + ":" + std::to_string(line));
+    if (!holds) check_failed(expression, file, line);
 }
 // The runtime's calls have an overload of their own (platform/hip.h).
 #define CHECK(expression) ::llamac::check((expression), #expression, __FILE__, __LINE__)

@@ -193,8 +193,8 @@ constexpr bool is_dependent<Dependent<P>> = true;
 #if defined(LLAMAC_CPU)
 template <class... P>
 void start(const Grid& grid, void (*kernel)(P...), P... arguments) {
-    emulation::launch(grid.blocks, grid.threads, grid.shared_bytes, {grid.file, grid.line}, kernel,
-                      arguments...);
+    emulation::launch<P...>(grid.blocks, grid.threads, grid.shared_bytes, {grid.file, grid.line}, kernel,
+                            arguments...);
 }
 template <class... P>
 int resident_blocks(void (*)(P...), int, size_t) {

@@ -1,4 +1,5 @@
 #include "torch_compute.h"
+#include "core/device_memory.h"
 
 #include <ATen/ATen.h>
 #include <ATen/DLConvertor.h>

@@ -1,4 +1,5 @@
 // llamac._native.Trainer: the program's trainer (train/trainer.h) for Python. llamac/training/trainer.py checks its arguments.
+#include "core/device_memory.h"
 #include "train/save.h"
 
 #include <pybind11/numpy.h>

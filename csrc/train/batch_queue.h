@@ -3,6 +3,7 @@
 #include <deque>
 #include <optional>
 
+#include "core/device_memory.h"
 #include "data/tokens.h"
 #include "model/model.h"
 #include "platform/stream.h"

@@ -1,4 +1,5 @@
 #include "train/collect.h"
+#include "core/device_memory.h"
 
 #include <algorithm>
 #include <cstring>

@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "core/observer.h"
 #include "core/operation.h"
 #include "model/pipeline.h"
 #include "model/zero.h"

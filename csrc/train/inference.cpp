@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "core/device_memory.h"
 #include "ops/operations.h"
 
 namespace llamac {

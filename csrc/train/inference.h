@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/device_memory.h"
 #include "model/model.h"
 
 namespace llamac {

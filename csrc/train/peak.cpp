@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "core/device_memory.h"
 #include "ops/operations.h"
 #include "platform/stream.h"
 #include "platform/threads.h"

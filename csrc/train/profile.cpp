@@ -11,6 +11,7 @@
 
 #include "core/dispatch.h"
 #include "core/file.h"
+#include "core/observer.h"
 #include "core/operation.h"
 #include "platform/stream.h"
 #include "platform/terminal.h"

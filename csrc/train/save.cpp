@@ -11,6 +11,7 @@
 #include "checkpoint/config_json.h"
 #include "checkpoint/output.h"
 #include "checkpoint/weights.h"
+#include "core/device_memory.h"
 #include "core/registry.h"
 #include "model/zero.h"
 #include "platform/ranges.h"

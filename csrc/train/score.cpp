@@ -5,6 +5,7 @@
 #include <numeric>
 #include <span>
 
+#include "core/device_memory.h"
 #include "core/file.h"
 #include "data/tokens.h"
 #include "platform/ranges.h"

@@ -14,6 +14,7 @@
 #include "checkpoint/resume.h"
 #include "checkpoint/weights.h"
 #include "core/clock.h"
+#include "core/device_memory.h"
 #include "core/folder.h"
 #include "core/library_gemm.h"
 #include "core/words.h"

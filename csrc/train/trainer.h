@@ -6,6 +6,7 @@
 #include <string>
 
 #include "checkpoint/tokenizer_files.h"
+#include "core/device_memory.h"
 #include "model/optimizer.h"
 #include "model/pipeline.h"
 #include "platform/stream.h"

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "core/device_memory.h"
 #include "model/optimizer.h"
 
 namespace llamac {

@@ -5,6 +5,7 @@
 #include <map>
 #include <sstream>
 
+#include "core/device_memory.h"
 #include "core/dispatch.h"
 #include "core/registry.h"
 #include "operation_check.h"
@@ -284,7 +285,7 @@ Result time_job(const Job& job, const Flags& flags, Checker& checker) {
         if (v.backend() != Backend::device || !has_types_of(v, c)) continue;
         if (!flags.variant.empty() && flags.variant != v.name) continue;
         if (!v.supports(call)) continue;
-        const std::vector<int> blocks = v.threads.empty() ? std::vector<int>{0} : v.threads;
+        const BlockSizes blocks = v.threads.empty() ? blocks_of(0) : v.threads;
         Call first = call;
         first.launch.threads = blocks[0];
         // Naive attention keeps whole scores.

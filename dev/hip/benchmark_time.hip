@@ -4,6 +4,7 @@
 
 #include "benchmark.h"
 #include "core/device.h"
+#include "core/device_memory.h"
 #include "platform/stream.h"
 
 namespace llamac {

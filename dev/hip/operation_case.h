@@ -11,6 +11,7 @@
 #include <omp.h>
 #endif
 
+#include "core/device_memory.h"
 #include "core/dispatch.h"
 #include "core/random.h"
 #include "core/registry.h"

@@ -4,6 +4,8 @@
 #include <map>
 
 #include "checkpoint/config_json.h"
+#include "core/device_memory.h"
+#include "core/observer.h"
 #include "data/tokens.h"
 #include "model/optimizer.h"
 #include "small_run.h"

@@ -11,6 +11,7 @@
 
 #include "checkpoint/config_json.h"
 #include "checkpoint/weights.h"
+#include "core/device_memory.h"
 #include "core/words.h"
 #include "data/tokens.h"
 #include "model/optimizer.h"

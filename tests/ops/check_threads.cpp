@@ -2,6 +2,7 @@
 // ThreadSanitizer (OMP_NUM_THREADS=1: it does not know libgomp's barriers) nothing may be shared.
 #include <thread>
 
+#include "core/observer.h"
 #include "small_run.h"
 
 using namespace llamac;

@@ -1,6 +1,8 @@
 // Deliberate faults for check_operations --fault: each runs the reference and spoils the call or its result,
 // and says whether that has made a difference (no accumulation: nothing to forget).
 #pragma once
+#include <deque>
+
 #include "core/tolerance.h"
 #include "dev/hip/operation_case.h"
 
@@ -180,9 +182,11 @@ inline void inject() {
         Operation& o = find_operation(op->name);
         for (const Variant& v : std::vector<Variant>(o.variants)) {
             if (std::strcmp(v.name, "reference") != 0) continue;
-            Variant fault{"fault", injected->name, v.instantiations, v.supports};
-            for (Instantiation& e : fault.instantiations) e.launch = launch_fault;
-            o.variants.push_back(fault);
+            static std::deque<std::vector<Instantiation>> kept;
+            std::vector<Instantiation>& all =
+                kept.emplace_back(v.instantiations.begin(), v.instantiations.end());
+            for (Instantiation& e : all) e.launch = launch_fault;
+            o.variants.push_back({"fault", injected->name, all, v.supports});
         }
     }
 }

@@ -7,7 +7,9 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections import defaultdict
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -155,6 +157,23 @@ def test_a_level_that_is_not_there(one_operation, supported):
 @pytest.mark.parametrize("processor, level", EMULATED.items())
 def test_other_processors(one_operation, processor, level):
     assert emulated(processor, one_operation).stdout == f"{level} 1 200 60\n"
+
+
+# ---- Python's modules
+
+
+@pytest.mark.skipif(not find_spec("torch"), reason="without torch _native is linked as the program is")
+def test_the_modules_beside_torch_have_every_level(tmp_path):
+    """A wheel that travels. Without them a module would load, and have no operations."""
+    settings = {"PLATFORM": "cpu", "NATIVE": "OFF", "PYTHON": "ON"}
+    configure = ["cmake", "-S", ROOT, "-B", tmp_path, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}"]
+    configure += ["-DBUILD_TESTING=OFF", *(f"-DLLAMAC_{name}={value}" for name, value in settings.items())]
+    done = subprocess.run(configure, capture_output=True, text=True, env=environment(CXXFLAGS=""))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for module in ("_native", "_C"):
+        command = ["ninja", "-C", tmp_path, "-t", "commands", module]
+        link = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+        assert " -shared " in link and [level for level in LEVELS if f" levels/{level}.o " not in link] == []
 
 
 # ---- train_llama3, in a build that has levels: `make levels`

@@ -4,6 +4,8 @@
 #include <limits>
 
 #include "checkpoint/manifest.h"
+#include "core/device_memory.h"
+#include "core/observer.h"
 #include "ops/operations.h"
 #include "platform/sensors.h"
 #include "program/spikes.h"

@@ -2,6 +2,8 @@
 // tests/train/test_documents.py compares what it computes.
 #include <map>
 
+#include "core/device_memory.h"
+#include "core/observer.h"
 #include "small_run.h"
 #include "train/memory.h"
 #include "vocabulary_file.h"

@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "core/context.h"
+#include "core/device_memory.h"
 #include "core/json.h"
 #include "ops/operations.h"
 #include "platform/usage.h"

@@ -7,6 +7,8 @@
 #include <map>
 
 #include "checkpoint/config_json.h"
+#include "core/device_memory.h"
+#include "core/observer.h"
 #include "small_run.h"
 #include "train/memory.h"
 

@@ -3,6 +3,8 @@
 #include <map>
 
 #include "checkpoint/config_json.h"
+#include "core/device_memory.h"
+#include "core/observer.h"
 #include "ops/operations.h"
 #include "small_run.h"
 #include "train/memory.h"

@@ -298,6 +298,15 @@ def test_accumulation(train, data, tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "1"), losses(tmp_path / "4"), rtol=2e-6)
 
 
+@pytest.mark.parametrize("level", [0, 3])
+def test_ranks_read_frozen_codes(train, data, tmp_path, base, level):
+    """One of the ranks reads a frozen weight and encodes it; the others receive codes and scales."""
+    run = {**ADAPTERS, **E4M3, "model": base, "total_batch_size": 4 * T}
+    train(*flags(data, tmp_path / "one", batch_size=2, **run))
+    train(*flags(data, tmp_path / "two", **run, **RANKS["2"], zero=level))
+    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=2e-6)
+
+
 @pytest.mark.parametrize(
     "ranks, trained",
     [pytest.param("2", ADAPTERS, marks=pytest.mark.more), ("2 groups", {"freeze": FROZEN, **SHORT})],

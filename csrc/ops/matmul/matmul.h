@@ -50,7 +50,7 @@ bool tiled_supports(const Call& call);
 
 // A library's launchers for the three products: none where the build has not the library.
 struct LibraryEntries {
-    std::vector<Instantiation> forward, backward_input, backward_weight;
+    std::span<const Instantiation> forward, backward_input, backward_weight;
 };
 LibraryEntries blas_instantiations();     // cpu.hip
 LibraryEntries library_instantiations();  // library.hip

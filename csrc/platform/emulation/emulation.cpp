@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/context/fiber.hpp>
 #include <boost/context/fixedsize_stack.hpp>
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <numeric>
@@ -434,6 +435,26 @@ hipError_t hipMalloc(void** p, size_t bytes) {
 hipError_t hipMemGetInfo(size_t* free, size_t* total) {
     *total = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
     *free = *total;
+    return hipSuccess;
+}
+
+struct llamac::emulation::Event {
+    std::chrono::steady_clock::time_point recorded;
+};
+hipError_t hipEventCreate(hipEvent_t* event) {
+    *event = new llamac::emulation::Event;
+    return hipSuccess;
+}
+hipError_t hipEventDestroy(hipEvent_t event) {
+    delete event;
+    return hipSuccess;
+}
+hipError_t hipEventRecord(hipEvent_t event, hipStream_t) {
+    event->recorded = std::chrono::steady_clock::now();
+    return hipSuccess;
+}
+hipError_t hipEventElapsedTime(float* milliseconds, hipEvent_t begin, hipEvent_t end) {
+    *milliseconds = std::chrono::duration<float, std::milli>(end->recorded - begin->recorded).count();
     return hipSuccess;
 }
 

@@ -14,13 +14,11 @@
 //   write the same element.
 // tests/ops/emulation_faults.cpp has a kernel for each.
 #pragma once
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <tuple>
 #include <type_traits>
 
 #define __global__
@@ -61,6 +59,8 @@ enum class Order { forward, reversed, shuffled };
 // In which order lanes and warps run. No correct kernel can tell.
 void set_order(Order order);
 
+struct Event;  // of hipEvent_t
+
 struct Site {
     const char* file;
     int line;
@@ -78,16 +78,11 @@ void* shared_object(const void* type, size_t bytes);
 char* dynamic_shared_memory();
 void run_grid(dim3 blocks, dim3 threads, size_t shared_bytes, Site site, void (*body)(void*), void* argument);
 
-template <class... P, class... A>
-void launch(dim3 blocks, dim3 threads, size_t shared_bytes, Site site, void (*kernel)(P...), A... arguments) {
-    struct Bound {
-        void (*kernel)(P...);
-        std::tuple<P...> arguments;
-    } bound{kernel, {arguments...}};
-    const auto body = [](void* b) {
-        std::apply(static_cast<Bound*>(b)->kernel, static_cast<Bound*>(b)->arguments);
-    };
-    run_grid(blocks, threads, shared_bytes, site, body, &bound);
+template <class... P>
+void launch(dim3 blocks, dim3 threads, size_t shared_bytes, Site site, void (*kernel)(P...), P... arguments) {
+    auto call = [&] { kernel(arguments...); };
+    const auto body = [](void* bound) { (*static_cast<decltype(call)*>(bound))(); };
+    run_grid(blocks, threads, shared_bytes, site, body, &call);
 }
 
 template <class T>
@@ -249,7 +244,7 @@ inline float __uint_as_float(uint32_t u) {
 enum hipError_t { hipSuccess = 0, hipErrorOutOfMemory = 2 };
 enum hipMemcpyKind { hipMemcpyDefault = 4 };
 using hipStream_t = void*;
-using hipEvent_t = std::chrono::steady_clock::time_point*;
+using hipEvent_t = llamac::emulation::Event*;
 
 inline const char* hipGetErrorString(hipError_t error) {
     return error == hipSuccess ? "no error" : "out of memory";
@@ -305,25 +300,13 @@ inline hipError_t hipMemcpy2DAsync(void* to, size_t to_pitch, const void* from, 
                     static_cast<const char*>(from) + row * from_pitch, width);
     return hipSuccess;
 }
-inline hipError_t hipEventCreate(hipEvent_t* event) {
-    *event = new std::chrono::steady_clock::time_point;
-    return hipSuccess;
-}
-inline hipError_t hipEventDestroy(hipEvent_t event) {
-    delete event;
-    return hipSuccess;
-}
-inline hipError_t hipEventRecord(hipEvent_t event, hipStream_t) {
-    *event = std::chrono::steady_clock::now();
-    return hipSuccess;
-}
+hipError_t hipEventCreate(hipEvent_t* event);
+hipError_t hipEventDestroy(hipEvent_t event);
+hipError_t hipEventRecord(hipEvent_t event, hipStream_t stream);
 inline hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned) {
     return hipSuccess;
 }
 inline hipError_t hipEventSynchronize(hipEvent_t) {
     return hipSuccess;
 }
-inline hipError_t hipEventElapsedTime(float* milliseconds, hipEvent_t begin, hipEvent_t end) {
-    *milliseconds = std::chrono::duration<float, std::milli>(*end - *begin).count();
-    return hipSuccess;
-}
+hipError_t hipEventElapsedTime(float* milliseconds, hipEvent_t begin, hipEvent_t end);
