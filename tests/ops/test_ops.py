@@ -99,7 +99,9 @@ def arguments_of(name: str, device: str) -> tuple[list, dict]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.more if i % 2 else ()) for i, name in enumerate(SCHEMAS)]
+)
 def test_opcheck(name, device):
     packet, _, overload = name.partition(".")
     torch.library.opcheck(
