@@ -32,11 +32,22 @@ __device__ void sum_columns(G* out, const float* partial, int rows, int64_t C, b
     const int64_t c = int64_t{blockIdx.x} * warp_size + lane_index();
     const int warps = static_cast<int>(blockDim.x) / warp_size;
     float sum = 0;
-#pragma unroll 8
-    for (int row = warp_index(); row < rows; row += warps) sum += c < C ? partial[row * C + c] : 0.0f;
+    // Rows whose loads are in flight together, the last ones too: the kernel takes about as long as it waits.
+    constexpr int together = 8;
+    for (int first = warp_index(); first < rows; first += together * warps) {
+        float values[together];
+#pragma unroll
+        for (int i = 0; i < together; i++) {
+            const int row = first + i * warps;
+            values[i] = row < rows && c < C ? partial[row * C + c] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < together; i++) sum += values[i];
+    }
     shared.sums[warp_index()][lane_index()] = sum;
     __syncthreads();
     if (warp_index() != 0 || c >= C) return;
+#pragma unroll 8
     for (int w = 1; w < warps; w++) sum += shared.sums[w][lane_index()];
     out[c] = G((accumulate ? float(out[c]) : 0.0f) + sum);
 }

@@ -22,7 +22,8 @@
 // naive:      one thread per row, one thread per column for dweight and dbias.
 // vectorized: a row stays in registers from the mean to the result, in as few warps as hold it: rows of GPT-2 have one or two, and
 //             a block of one such row would wait most of its time. Backward as in rmsnorm.hip: a block takes every k-th row and
-//             leaves one partial row of dweight and one of dbias, which a second kernel adds in their order.
+//             leaves one partial row of dweight and one of dbias, which a second kernel adds in their order. A thread keeps 16
+//             elements of a row on NVIDIA and 8 on AMD, the sums of their columns in registers too.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -422,138 +423,134 @@ void residual_layernorm_forward_vectorized(View<T, 2> sum, View<T, 2> out, View<
                               bias.data, x.shape[0], x.shape[1], eps, context);
 }
 
+// Backward: threads have 128 registers, and as many elements of a row as those hold. The more elements, the fewer instructions each:
+// shuffles, the barrier and the reads of the warps' sums are per thread.
+constexpr int layernorm_backward_threads = backward_threads * registers_in_full_block / 128,
+              layernorm_backward_elements = max_backward * backward_threads / layernorm_backward_threads;
+BackwardShape layernorm_backward_shape(int64_t N, int64_t C, int wanted) {
+    return backward_shape(N, C, wanted, layernorm_backward_elements, layernorm_backward_threads);
+}
+
+// warp_sum() of two values with half as many shuffles, the same bits: the first's is in the lower half of the lanes, the second's in
+// the upper half.
+__device__ inline float warp_sums(float first, float second) {
+    const bool upper = lane_index() >= warp_size / 2;
+    float sum = (upper ? second : first) + __shfl_xor(upper ? first : second, warp_size / 2);
+    for (int distance = warp_size / 4; distance > 0; distance /= 2) sum += __shfl_xor(sum, distance);
+    return sum;
+}
+
 // Threads and rows as in rmsnorm_backward_vectorized_kernel. partial[2, gridDim.x, C] gets the block's sums of dweight, then of
-// dbias. Dynamic LDS: max_backward floats per thread, its sums of dbias, for which there are no registers. The bias is read anew for
-// each row: only a call with `out` needs it.
-template <class T, bool whole>
-__global__ void __launch_bounds__(backward_threads)
+// dbias. Dynamic LDS: C floats where blockDim.y > 1. Issued instructions limit the kernel as much as memory does. So a thread's
+// vectors lie a warp's width apart and share an address, and the next row is loaded into the same registers once this one is
+// unpacked. The bias is read anew for each row.
+template <class T, bool whole, bool has_out>
+__global__ void __launch_bounds__(layernorm_backward_threads)
     layernorm_backward_vectorized_kernel(Dependent<T*> dx_, Dependent<float*> partial_, Dependent<T*> out_,
                                          Dependent<const T*> dout_, Dependent<const T*> x_,
                                          Dependent<const T*> weight_, Dependent<const T*> bias_,
                                          Dependent<const float*> mean_, Dependent<const float*> rstd_,
                                          Dependent<const T*> dresidual_, int64_t N, int C) {
     const auto [dx, partial, out, dout, x, weight, bias, mean, rstd, dresidual] =
-        wait(dx_, partial_, out_, dout_, x_, weight_, bias_, mean_, rstd_, dresidual_);
-    constexpr int size = vector_size<T>, vectors = max_backward / size;
-    // Addresses of narrow loads take the registers of loads ahead; two more vectors of float spill.
-    constexpr bool ahead = whole || (vectors_anywhere && narrow<T>);
-    struct Sums {
-        float g, gx;
-    };
+        start_next_and_wait(dx_, partial_, out_, dout_, x_, weight_, bias_, mean_, rstd_, dresidual_);
+    constexpr int size = vector_size<T>, vectors = layernorm_backward_elements / size,
+                  apart = warp_size * size;
+    // Addresses of narrow loads take the registers of loads ahead; more vectors than two spill.
+    constexpr bool ahead = vectors <= 2 && (whole || (vectors_anywhere && narrow<T>));
     struct Shared {
-        Sums warps[2][max_warps];  // two: a row's sums are read while the next one's are written
+        float warps[2][max_warps][2];  // two: a row's sums are read while the next one's are written
     };
     Shared& shared = shared_memory<Shared>();
     const int row_warps = static_cast<int>(blockDim.x) / warp_size;
     const int first_warp = static_cast<int>(threadIdx.y) * row_warps;
     const int64_t step = int64_t{gridDim.x} * blockDim.y;
-    int column[vectors];
-    uint4 w[vectors], next_x[vectors], next_dout[vectors];
-    float dweight[vectors][size] = {};
-    const unsigned threads = blockDim.x * blockDim.y;
-    uint4* const own_sums =
-        reinterpret_cast<uint4*>(dynamic_shared_memory()) + threadIdx.y * blockDim.x + threadIdx.x;
-    for (int i = 0; i < max_backward / 4; i++) own_sums[i * threads] = make_uint4(0, 0, 0, 0);
-    const auto load = [N, C](const T* rows, int64_t n, int c) {
-        return n < N ? load_row_part<whole>(rows + n * C, c, C) : make_uint4(0, 0, 0, 0);
+    const int column = warp_index() * vectors * apart + lane_index() * size;
+    const uint4 zeros = make_uint4(0, 0, 0, 0);
+    uint4 w[vectors], own_x[vectors], own_dout[vectors], past[vectors];
+    float dweight[vectors][size] = {}, dbias[vectors][size] = {};
+    // otherwise: where there is no such row or column.
+    const auto load = [N, C, column](const T* rows, int64_t n, int v, uint4 otherwise) {
+        const int c = column + v * apart;
+        return n < N && c < C ? load_row_part<whole>(rows + n * C, c, C) : otherwise;
     };
     int64_t n = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
 #pragma unroll
     for (int v = 0; v < vectors; v++) {
-        column[v] = static_cast<int>(v * blockDim.x + threadIdx.x) * size;
-        w[v] = load_row_part<whole>(weight, column[v], C);
-        if (ahead) next_x[v] = load(x, n, column[v]);
-        if (ahead) next_dout[v] = load(dout, n, column[v]);
+        w[v] = load_row_part<whole>(weight, column + v * apart, C);
+        own_x[v] = ahead ? load(x, n, v, zeros) : zeros;
+        own_dout[v] = ahead ? load(dout, n, v, zeros) : zeros;
+        past[v] = zeros;
     }
-    float next_m = n < N ? mean[n] : 0.0f, next_r = n < N ? rstd[n] : 0.0f;
+    float m = n < N ? mean[n] : 0.0f, r = n < N ? rstd[n] : 0.0f;
     int buffer = 0;
     for (int64_t first = int64_t{blockIdx.x} * blockDim.y; first < N; first += step, n += step, buffer ^= 1) {
-        const float m = next_m, r = next_r;
-        uint4 this_x[vectors], this_dout[vectors], past[vectors];
-        Sums sums{0, 0};
+        float xhat[vectors][size], g[vectors][size], sum_g = 0, sum_gx = 0;
+        if (dresidual)
+#pragma unroll
+            for (int v = 0; v < vectors; v++) past[v] = load(dresidual, n, v, past[v]);
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
-            this_x[v] = ahead ? next_x[v] : load(x, n, column[v]);
-            this_dout[v] = ahead ? next_dout[v] : load(dout, n, column[v]);
-            past[v] = dresidual ? load(dresidual, n, column[v]) : make_uint4(0, 0, 0, 0);
-            if (ahead) next_x[v] = load(x, n + step, column[v]);
-            if (ahead) next_dout[v] = load(dout, n + step, column[v]);
-        }
-        next_m = n + step < N ? mean[n + step] : 0.0f;
-        next_r = n + step < N ? rstd[n + step] : 0.0f;
-#pragma unroll
-        for (int v = 0; v < vectors; v++) {
-            float a[size], d[size], b[size];
-            unpack<T>(this_x[v], a);
-            unpack<T>(this_dout[v], d);
+            if (!ahead) own_x[v] = load(x, n, v, own_x[v]);
+            if (!ahead) own_dout[v] = load(dout, n, v, zeros);
+            float d[size], b[size];
+            unpack<T>(own_x[v], xhat[v]);
+            unpack<T>(own_dout[v], d);
             unpack<T>(w[v], b);
             for (int i = 0; i < size; i++) {
-                const float xhat = (a[i] - m) * r, g = product(d[i], b[i]);
-                dweight[v][i] += d[i] * xhat;
-                sums.g += g;
-                sums.gx += g * xhat;
+                xhat[v][i] = (xhat[v][i] - m) * r;
+                g[v][i] = product(d[i], b[i]);
+                dweight[v][i] += d[i] * xhat[v][i];
+                dbias[v][i] += d[i];
+                sum_g += g[v][i];
+                sum_gx += g[v][i] * xhat[v][i];
             }
-            for (int part = 0; part < size; part += 4) {
-                uint4& sum = own_sums[(v * size + part) / 4 * threads];
-                float s[4];
-                unpack<float>(sum, s);
-                for (int i = 0; i < 4; i++) s[i] += d[part + i];
-                sum = pack<float>(s);
-            }
+            if (ahead) own_x[v] = load(x, n + step, v, own_x[v]);
+            if (ahead) own_dout[v] = load(dout, n + step, v, zeros);
         }
-        sums = {warp_sum(sums.g), warp_sum(sums.gx)};
-        if (lane_index() == 0) shared.warps[buffer][first_warp + warp_index()] = sums;
+        const float this_r = r;
+        if (n + step < N) m = mean[n + step], r = rstd[n + step];
+        const float sum = warp_sums(sum_g, sum_gx);
+        if (lane_index() % (warp_size / 2) == 0)
+            shared.warps[buffer][first_warp + warp_index()][lane_index() / (warp_size / 2)] = sum;
         __syncthreads();
-        sums = {0, 0};
+        sum_g = sum_gx = 0;
+#pragma unroll 4
         for (int i = 0; i < row_warps; i++) {
-            sums.g += shared.warps[buffer][first_warp + i].g;
-            sums.gx += shared.warps[buffer][first_warp + i].gx;
+            sum_g += shared.warps[buffer][first_warp + i][0];
+            sum_gx += shared.warps[buffer][first_warp + i][1];
         }
-        const float mean_g = sums.g / static_cast<float>(C), mean_gx = sums.gx / static_cast<float>(C);
+        const float mean_g = sum_g / static_cast<float>(C), mean_gx = sum_gx / static_cast<float>(C);
         if (n >= N) continue;
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
-            float a[size], d[size], b[size], p[size];
-            unpack<T>(this_x[v], a);
-            unpack<T>(this_dout[v], d);
+            float a[size], b[size];
+            unpack<T>(past[v], a);
+            for (int i = 0; i < size; i++) a[i] += this_r * (g[v][i] - mean_g - xhat[v][i] * mean_gx);
+            store_part<whole>(dx + n * C, column + v * apart, C, pack<T>(a));
+            if constexpr (!has_out) continue;
             unpack<T>(w[v], b);
-            unpack<T>(past[v], p);
-            for (int i = 0; i < size; i++) {
-                a[i] = (a[i] - m) * r;
-                p[i] += r * (product(d[i], b[i]) - mean_g - a[i] * mean_gx);
-            }
-            store_part<whole>(dx + n * C, column[v], C, pack<T>(p));
-            if (!out) continue;
-            unpack<T>(bias ? load_row_part<whole>(bias, column[v], C) : make_uint4(0, 0, 0, 0), d);
-            for (int i = 0; i < size; i++) a[i] = scaled(a[i], b[i], d[i]);
-            store_part<whole>(out + n * C, column[v], C, pack<T>(a));
+            unpack<T>(bias ? load_row_part<whole>(bias, column + v * apart, C) : zeros, a);
+            for (int i = 0; i < size; i++) a[i] = scaled(xhat[v][i], b[i], a[i]);
+            store_part<whole>(out + n * C, column + v * apart, C, pack<T>(a));
         }
     }
-    // partial's row: the sums of the block's rows y, whose threads' values lie in own_sums.
-    const auto write_partial = [&](float* to) {
-        __syncthreads();
-        if (threadIdx.y != 0) return;
+    // partial's row: the sums of the block's rows y, in their order.
+    float* const of_rows = reinterpret_cast<float*>(dynamic_shared_memory());
+    const auto write_partial = [&](float* to, const float (&own)[vectors][size]) {
+        for (unsigned y = 0; y < blockDim.y; y++) {
 #pragma unroll
-        for (int v = 0; v < vectors; v++)
-            for (int part = 0; part < size; part += 4) {
-                float sum[4] = {};
-                for (unsigned y = 0; y < blockDim.y; y++) {
-                    float s[4];
-                    unpack<float>(own_sums[(v * size + part) / 4 * threads + y * blockDim.x], s);
-                    for (int i = 0; i < 4; i++) sum[i] += s[i];
+            for (int v = 0; v < vectors; v++)
+                for (int i = 0; i < size; i++) {
+                    const int c = column + v * apart + i;
+                    if (y != threadIdx.y || c >= C) continue;
+                    const float sum = own[v][i] + (y > 0 ? of_rows[c] : 0.0f);
+                    (y + 1 < blockDim.y ? of_rows[c] : to[int64_t{blockIdx.x} * C + c]) = sum;
                 }
-                for (int i = 0; i < 4; i++)
-                    if (const int c = column[v] + part + i; c < C) to[int64_t{blockIdx.x} * C + c] = sum[i];
-            }
+            __syncthreads();
+        }
     };
-    write_partial(partial + int64_t{gridDim.x} * C);
-    __syncthreads();
-#pragma unroll
-    for (int v = 0; v < vectors; v++)
-        for (int part = 0; part < size; part += 4)
-            own_sums[(v * size + part) / 4 * threads] = pack<float>(
-                {dweight[v][part], dweight[v][part + 1], dweight[v][part + 2], dweight[v][part + 3]});
-    write_partial(partial);
+    write_partial(partial, dweight);
+    write_partial(partial + int64_t{gridDim.x} * C, dbias);
 }
 
 // blockIdx.y: dweight, dbias.
@@ -561,12 +558,12 @@ template <class G>
 __global__ void layernorm_backward_vectorized_kernel_columns(Dependent<G*> dweight_, Dependent<G*> dbias_,
                                                              Dependent<const float*> partial_, int rows,
                                                              int64_t C, bool accumulate) {
-    const auto [dweight, dbias, partial] = wait(dweight_, dbias_, partial_);
+    const auto [dweight, dbias, partial] = start_next_and_wait(dweight_, dbias_, partial_);
     sum_columns(blockIdx.y ? dbias : dweight, partial + blockIdx.y * rows * C, rows, C, accumulate);
 }
 
 int64_t backward_workspace(const Call& c) {
-    return int64_t{2} * backward_shape(c["N"], c["C"], c.launch.threads).blocks * c["C"] * 4;
+    return int64_t{2} * layernorm_backward_shape(c["N"], c["C"], c.launch.threads).blocks * c["C"] * 4;
 }
 
 template <class T, class G>
@@ -576,16 +573,18 @@ void layernorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<G, 1>
                                    View<const float, 1> rstd, View<const T, 2> dresidual, bool accumulate,
                                    LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1];
-    const BackwardShape shape = backward_shape(N, C, context.threads);
+    const BackwardShape shape = layernorm_backward_shape(N, C, context.threads);
     const bool whole = is_whole(
         {dx.data, out.data, dout.data, x.data, weight.data, bias.data, dresidual.data}, C, vector_size<T>);
-    const size_t sums_bytes = size_t{shape.threads.x} * shape.threads.y * max_backward * sizeof(float);
+    const size_t sums_bytes = shape.threads.y > 1 ? static_cast<size_t>(C) * sizeof(float) : 0;
     float* const partial = static_cast<float*>(context.workspace);
-    launch(Grid(shape.blocks, shape.threads, context.stream, sums_bytes),
-           whole ? layernorm_backward_vectorized_kernel<T, true>
-                 : layernorm_backward_vectorized_kernel<T, false>,
-           dx.data, partial, out.data, dout.data, x.data, weight.data, bias.data, mean.data, rstd.data,
-           dresidual.data, N, static_cast<int>(C));
+    const auto kernel = whole ? out ? layernorm_backward_vectorized_kernel<T, true, true>
+                                    : layernorm_backward_vectorized_kernel<T, true, false>
+                        : out ? layernorm_backward_vectorized_kernel<T, false, true>
+                              : layernorm_backward_vectorized_kernel<T, false, false>;
+    launch(Grid(shape.blocks, shape.threads, context.stream, sums_bytes), kernel, dx.data, partial, out.data,
+           dout.data, x.data, weight.data, bias.data, mean.data, rstd.data, dresidual.data, N,
+           static_cast<int>(C));
     launch(columns_grid(C, context.stream, 2), layernorm_backward_vectorized_kernel_columns<G>, dweight.data,
            dbias.data, partial, shape.blocks, C, accumulate);
 }
@@ -633,14 +632,16 @@ Operation layernorm_backward(
     "(dx: T[N,C] may_share(dresidual, dout), dweight: G[C] adds_if(accumulate),"
     " dbias: G[C] adds_if(accumulate), out?: T[N,C];"
     " dout: T[N,C], x: T[N,C], weight: T[C], bias?: T[C], mean: A[N], rstd: A[N], dresidual?: T[N,C];"
-    " accumulate: bool) rows(N) empty(N) test(N=9, C=4096)",
+    " accumulate: bool) rows(N) empty(N) test(N=9, C=4096) test(N=101, C=64)",
     "gradients of layernorm_forward, and of residual_layernorm_forward with the sum as x",
     {{"cpu", "rows over threads; dweight and dbias by blocks of rows",
       instantiations<LLAMAC_FLOATS(layernorm_backward_cpu, float), layernorm_backward_cpu<bf16, bf16>>()},
      {"vectorized", "rows in registers, 128-bit accesses, dweight and dbias as partial rows per block",
       instantiations<LLAMAC_KERNELS(layernorm_backward_vectorized, float),
                      layernorm_backward_vectorized<bf16, bf16>>(),
-      backward_fits, backward_block_sizes, backward_workspace},
+      backward_fits,
+      blocks_of(layernorm_backward_threads / 2, layernorm_backward_threads, layernorm_backward_threads / 4),
+      backward_workspace},
      {"naive", "one thread per row, one thread per column for dweight and dbias",
       instantiations<LLAMAC_KERNELS(layernorm_backward_naive, float),
                      layernorm_backward_naive<bf16, bf16>>()},

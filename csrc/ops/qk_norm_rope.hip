@@ -20,6 +20,7 @@
 //             channels in several heads of one position, with all loads in flight before the first is used. Backward: a block
 //             takes every k-th group of heads and keeps its share of dweight in registers: one partial row of dweight per
 //             block, added by a second kernel in their order.
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -282,6 +283,23 @@ struct Place {
     __device__ bool is_second() const { return lane >= lanes / 2; }
 };
 
+// A group of heads at `place`, which moves on by the grid's places, without divisions.
+struct MovingPlace {
+    unsigned group, position, t, b;
+
+    __device__ MovingPlace(unsigned place, unsigned groups, unsigned time)
+        : group(place % groups), position(place / groups), t(position % time), b(position / time) {}
+    __device__ void advance(const MovingPlace& by, unsigned groups, unsigned time) {
+        group += by.group;
+        const bool carry = group >= groups;
+        if (carry) group -= groups;
+        position += by.position + carry;
+        t += by.t + carry;
+        b += by.b;
+        if (t >= time) t -= time, b++;
+    }
+};
+
 // Sums over the lanes of several heads, in each of them.
 template <int count>
 __device__ inline void add_lanes(float (&sums)[count], unsigned lanes) {
@@ -297,8 +315,9 @@ __device__ inline uint4 shuffle_halves(uint4 own, unsigned lanes) {
 }
 // (cos, sin) of `size` channels of a position.
 template <int size>
-__device__ inline void load_turn(const float* cis, int64_t t, const Place& p, float (&turn)[2 * size]) {
-    const float* const from = cis + t * p.lanes * size + 2 * (p.lane & (p.lanes / 2 - 1)) * size;
+__device__ inline void load_turn(const float* cis, int64_t t, unsigned lane, unsigned lanes,
+                                 float (&turn)[2 * size]) {
+    const float* const from = cis + t * lanes * size + 2 * (lane & (lanes / 2 - 1)) * size;
 #pragma unroll
     for (int i = 0; i < 2 * size; i += 4) {
         float four[4];
@@ -331,7 +350,7 @@ __global__ void __launch_bounds__(block_threads)
     if constexpr (turns) {
         const float side = p.is_second() ? 1.0f : -1.0f;
         float turn[2 * size] = {};
-        if (inside) load_turn<size>(cis, t, p, turn);
+        if (inside) load_turn<size>(cis, t, p.lane, lanes, turn);
         unpack<T>(shuffle_halves(w, lanes), other_factor);
         for (int i = 0; i < size; i++) {
             own_factor[i] *= turn[2 * i];
@@ -374,32 +393,41 @@ __global__ void __launch_bounds__(block_threads, 2)
         start_next_and_wait(dx_, partial_, dout_, x_, weight_, rstd_, cis_);
     constexpr int size = vector_size<T>, heads = backward_heads;
     const unsigned in_block = blockDim.x / lanes, HD = lanes * size;
+    const unsigned lane = threadIdx.x & (lanes - 1), step = gridDim.x * in_block;
     const float scale = 1.0f / static_cast<float>(HD);  // exact: a power of two
-    const uint4 w = load128(weight + (threadIdx.x & (lanes - 1)) * size);
+    const uint4 w = load128(weight + lane * size);
     float dweight[size] = {};
+    MovingPlace p(blockIdx.x * in_block + threadIdx.x / lanes, groups, time);
+    const MovingPlace distance(step, groups, time);
     // Every thread makes as many steps: shuffles are of whole warps.
-    for (unsigned first = blockIdx.x * in_block; first < positions * groups; first += gridDim.x * in_block) {
-        const Place p(first + threadIdx.x / lanes, lanes, groups);
-        const unsigned b = p.position / time, t = p.position % time;
+    for (unsigned first = blockIdx.x * in_block; first < positions * groups;
+         first += step, p.advance(distance, groups, time)) {
+        // Where there is no head, another one is loaded, with r = 0: conditional loads take more instructions. Beyond the last
+        // position, x is loaded for dout, where another thread may store dx.
         const bool inside = p.position < positions;
+        const unsigned b = inside ? p.b : 0, t = inside ? p.t : 0;
+        const T* const from_x = x.at(b, t, p.group) + lane * size;
+        const T* const from_dout = inside ? dout.at(b, t, p.group) + lane * size : from_x;
+        const float* const from_rstd = rstd + int64_t{inside ? p.position : 0} * NH + p.group;
         uint4 own_x[heads], own_dout[heads];
         float r[heads];
 #pragma unroll
         for (int k = 0; k < heads; k++) {
-            const unsigned h = p.group + k * groups;
-            const bool is_head = inside && h < NH;
-            own_x[k] = is_head ? load128(x.at(b, t, h) + p.lane * size) : make_uint4(0, 0, 0, 0);
-            own_dout[k] = is_head ? load128(dout.at(b, t, h) + p.lane * size) : make_uint4(0, 0, 0, 0);
-            r[k] = is_head ? rstd[int64_t{p.position} * NH + h] : 0.0f;
+            const bool is_head = inside && p.group + k * groups < NH;
+            const unsigned apart = is_head ? k * groups : 0;
+            own_x[k] = load128(from_x + apart * x.stride_h);
+            own_dout[k] = load128(from_dout + apart * dout.stride_h);
+            r[k] = from_rstd[apart];
+            if (!is_head) r[k] = 0;
         }
         float turn[2 * size] = {}, g[heads][size], xhat[heads][size], dots[heads] = {};
-        if (turns && inside) load_turn<size>(cis, t, p, turn);
+        if constexpr (turns) load_turn<size>(cis, t, lane, lanes, turn);
 #pragma unroll
         for (int k = 0; k < heads; k++) {
             unpack<T>(own_dout[k], g[k]);
             unpack<T>(own_x[k], xhat[k]);
             if constexpr (turns) {
-                const float side = p.is_second() ? -1.0f : 1.0f;
+                const float side = lane >= lanes / 2 ? -1.0f : 1.0f;
                 float other[size];
                 unpack<T>(shuffle_halves(own_dout[k], lanes), other);
                 for (int i = 0; i < size; i++)
@@ -415,11 +443,11 @@ __global__ void __launch_bounds__(block_threads, 2)
             }
         }
         add_lanes(dots, lanes);
+        T* const to = dx.at(b, t, p.group) + lane * size;
 #pragma unroll
         for (int k = 0; k < heads; k++) {
-            const unsigned h = p.group + k * groups;
             for (int i = 0; i < size; i++) g[k][i] = r[k] * (g[k][i] - xhat[k][i] * (dots[k] * scale));
-            if (inside && h < NH) store128(dx.at(b, t, h) + p.lane * size, pack<T>(g[k]));
+            if (inside && p.group + k * groups < NH) store128(to + k * groups * dx.stride_h, pack<T>(g[k]));
         }
     }
     // The heads of a warp, then the warps of the block.
@@ -443,7 +471,7 @@ template <class G>
 __global__ void qk_norm_rope_backward_vectorized_kernel_columns(Dependent<G*> dweight_,
                                                                 Dependent<const float*> partial_, int rows,
                                                                 int64_t HD, bool accumulate) {
-    const auto [dweight, partial] = wait(dweight_, partial_);
+    const auto [dweight, partial] = start_next_and_wait(dweight_, partial_);
     sum_columns(dweight, partial, rows, HD, accumulate);
 }
 
@@ -486,8 +514,8 @@ void qk_norm_rope_backward_vectorized(View<T, 4> dx, View<G, 1> dweight, View<co
     launch(Grid(blocks, context.threads, context.stream, static_cast<size_t>(warps * HD) * sizeof(float)),
            cis ? qk_norm_rope_backward_vectorized_kernel<T, true>
                : qk_norm_rope_backward_vectorized_kernel<T, false>,
-           heads(dx), partial, heads(dout), heads(x), weight.data, rstd.data, cis.data, positions, x.shape[1],
-           NH, lanes, blocks_for(NH, backward_heads));
+           heads(dx), partial, heads(dout), heads(x), weight.data, rstd.data, cis.data, positions,
+           std::max<int64_t>(x.shape[1], 1), NH, lanes, blocks_for(NH, backward_heads));
     launch(columns_grid(HD, context.stream), qk_norm_rope_backward_vectorized_kernel_columns<G>, dweight.data,
            partial, blocks, HD, accumulate);
 }

@@ -144,10 +144,11 @@ struct BackwardShape {
     dim3 threads;
     int blocks;
 };
-inline BackwardShape backward_shape(int64_t N, int64_t C, int wanted) {
-    const int columns = row_threads(C, max_backward, 1), rows = std::max(1, wanted / columns);
-    const int resident =
-        std::max(1, backward_threads / (columns * rows));  // whose registers one processor holds
+// elements: of a row, that one thread keeps. threads: whose registers one multiprocessor holds.
+inline BackwardShape backward_shape(int64_t N, int64_t C, int wanted, int elements = max_backward,
+                                    int threads = backward_threads) {
+    const int columns = row_threads(C, elements, 1), rows = std::max(1, wanted / columns);
+    const int resident = std::max(1, threads / (columns * rows));
     const int64_t most = int64_t{device_properties().multiprocessors} * resident;
     const int64_t blocks = std::min((N + rows - 1) / rows, most);
     return {dim3(static_cast<unsigned>(columns), static_cast<unsigned>(rows)), static_cast<int>(blocks)};

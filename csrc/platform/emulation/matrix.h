@@ -152,6 +152,13 @@ void load_words(uint32_t (&out)[n], const char* uniform, uint32_t offset) {
     std::memcpy(out, uniform + offset, sizeof(out));
 }
 inline void wait_for_loads() {}
+using SharedAddress = char*;
+inline SharedAddress shared_address(char* p) {
+    return p;
+}
+inline void store_shared(SharedAddress p, uint4 x) {
+    *reinterpret_cast<uint4*>(p) = x;
+}
 template <class W>
 W load_word(const W* p) {
     W x;

@@ -74,7 +74,7 @@ def build(folder: Path, program: bool = False) -> None:
         run(clang, *flags, "-O2", *rename, "-c", source, "-o", output)
         linked.append(output)
     for target in targets:
-        linked += objects_of(objects / f"CMakeFiles/{target}.dir")
+        linked += [o for o in objects_of(objects) if f"{target}.dir" in o.parts]  # a target's in its folder
     multiarch = subprocess.run(["c++", "-print-multiarch"], capture_output=True, text=True).stdout.strip()
     blas = ["-L", f"/usr/lib/{multiarch}/{OPENBLAS}", "-lopenblas"]
     libraries = ["-L", str(folder), f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN", "-lxxhash", *blas, "-ldl"]
