@@ -148,12 +148,18 @@ inline std::vector<Check> checks_of(const std::string& program) {
 // --list prints the names; else parts of the names of those to run. A part that no name contains ends the program.
 inline int run_checks(int argc, char** argv, const std::vector<std::function<void()>>& rounds = {[] {}}) {
     limit_spinning(argv);
+    const std::string program = std::filesystem::path(*argv).filename();
+    const std::vector<Check> checks = checks_of(program);
+    if (checks.empty()) {
+        std::cerr << program << ": no source of this name has checks; those of `checks` run by their links\n";
+        return 2;
+    }
     const std::vector<std::string> words(argv + 1, argv + argc);
     const auto is_chosen = [&](const Check& c, const std::string& word) {
         return c.name.find(word) != c.name.npos;
     };
     std::vector<Check> chosen;
-    for (const Check& c : checks_of(std::filesystem::path(*argv).filename())) {
+    for (const Check& c : checks) {
         if (words == std::vector<std::string>{"--list"}) std::cout << c.name << "\n";
         if (words.empty() ||
             std::any_of(words.begin(), words.end(), [&](const auto& word) { return is_chosen(c, word); }))

@@ -33,6 +33,11 @@ def test_lists_and_filters(check_log):
     assert passed(check_log("check_log", "check_truncate")) == each[0] + each[3]
 
 
+def test_a_program_without_checks_fails(build):
+    result = subprocess.run([build / "checks"], capture_output=True, text=True)
+    assert result.returncode == 2 and result.stderr.startswith("checks: no source of this name has checks")
+
+
 def test_refuses_a_name_that_is_none(check_log):
     result = check_log("truncate", "nonsense")
     assert result.returncode == 2 and not result.stdout
