@@ -69,11 +69,11 @@ def test_losses_of_ten_updates_in_f32(build, states, tmp_path, model):
 @pytest.mark.parametrize(
     "model, dtype",
     [
-        ("scaled8", "f32"),
+        pytest.param("scaled8", "f32", marks=pytest.mark.more),
         ("scaled8", "bf16"),
         ("qwen2", "f32"),
-        ("qwen3", "bf16"),
-        ("gpt2", "bf16"),
+        pytest.param("qwen3", "bf16", marks=pytest.mark.more),
+        pytest.param("gpt2", "bf16", marks=pytest.mark.more),
         ("bert", "bf16"),
     ],
 )

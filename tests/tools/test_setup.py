@@ -326,6 +326,7 @@ def test_kernels_beside_a_torch_of_another_rocm(tmp_path, said, reason):
     assert facts["kernels"] == "cpu" and f"clang++ {reason} when" in facts["without_gpu"]
 
 
+@pytest.mark.more
 def test_kernels_that_were_asked_for(tmp_path):
     facts, _ = configure(tmp_path, cuda="13.0", platform="cpu")
     assert facts["kernels"] == "cpu" and "because LLAMAC_PLATFORM was cpu" in facts["without_gpu"]

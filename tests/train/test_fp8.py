@@ -156,7 +156,7 @@ def test_runs_change_between_fp8_and_storage(run, train, data, tmp_path):
     assert [e["step"] for e in events(tmp_path / "back", "step")] == [9]
 
 
-@pytest.mark.parametrize("recipe, zero", [("delayed", 2), ("row", 3)])
+@pytest.mark.parametrize("recipe, zero", [("delayed", 2), pytest.param("row", 3, marks=pytest.mark.more)])
 def test_levels_of_zero_have_the_same_bits(build, train, data, tmp_path, recipe, zero):
     if not has(build, "GLOO"):
         pytest.skip("this build is without Gloo")
