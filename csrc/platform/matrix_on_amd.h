@@ -88,11 +88,11 @@ __device__ void load_words(uint32_t (&out)[n], const char* uniform, uint32_t off
     for (int i = 0; i < n; i++) out[i] = bits[i];
 }
 // An address of which the compiler knows that it is one of LDS, also where branches join.
-using SharedAddress = __attribute__((address_space(3))) char*;
-inline __device__ SharedAddress shared_address(char* p) {
-    return (SharedAddress)p;
+using CopyAddress = __attribute__((address_space(3))) char*;
+inline __device__ CopyAddress copy_address(char* p) {
+    return (CopyAddress)p;
 }
-inline __device__ void store_shared(SharedAddress p, uint4 x) {
+inline __device__ void store_shared(CopyAddress p, uint4 x) {
     using Shared = __attribute__((address_space(3))) Native<uint32_t, 4>;
     *reinterpret_cast<Shared*>(p) = Native<uint32_t, 4>{x.x, x.y, x.z, x.w};
 }

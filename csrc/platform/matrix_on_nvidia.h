@@ -62,8 +62,8 @@ __device__ void ldmatrix(uint32_t (&out)[4], SharedAddress address) {
                      : "memory");
 }
 // As on AMD, where the compiler has to be told what kind of memory it is.
-using SharedAddress = char*;
-inline __device__ SharedAddress shared_address(char* p) {
+using CopyAddress = char*;
+inline __device__ CopyAddress copy_address(char* p) {
     return p;
 }
 // 16 bytes from memory to LDS, past the registers and the first cache; zeros where not `valid`.

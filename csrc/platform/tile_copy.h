@@ -18,7 +18,7 @@ struct TileCopy {
     __device__ void begin(SharedTile<columns> to, const T* from, int64_t stride, int valid_rows,
                           int valid_columns = columns * 2 / int{sizeof(T)}) {
         constexpr int size = 16 / sizeof(T);  // elements of a chunk
-        shared = shared_address(to.data);
+        shared = copy_address(to.data);
 #if defined(LLAMAC_NVIDIA)
         // The barrier: a loop would keep each chunk's address in registers.
         const int64_t pitch = optimization_barrier_uniform(static_cast<int>(stride));
@@ -134,14 +134,14 @@ struct TileCopy {
     }
 
   private:
-    SharedAddress shared{};
+    CopyAddress shared{};
 #if !defined(LLAMAC_NVIDIA)
     uint4 staged[each];
     int existing_rows, existing_chunks;
 #endif
     static __device__ int row() { return static_cast<int>(threadIdx.x) / chunks; }
     static __device__ int chunk() { return static_cast<int>(threadIdx.x) % chunks; }
-    __device__ SharedAddress place(int i) const {
+    __device__ CopyAddress place(int i) const {
         return shared + SharedTile<columns>::offset(row(), chunk()) + i * pass * chunks * 16;
     }
 };

@@ -152,11 +152,11 @@ void load_words(uint32_t (&out)[n], const char* uniform, uint32_t offset) {
     std::memcpy(out, uniform + offset, sizeof(out));
 }
 inline void wait_for_loads() {}
-using SharedAddress = char*;
-inline SharedAddress shared_address(char* p) {
+using CopyAddress = char*;
+inline CopyAddress copy_address(char* p) {
     return p;
 }
-inline void store_shared(SharedAddress p, uint4 x) {
+inline void store_shared(CopyAddress p, uint4 x) {
     *reinterpret_cast<uint4*>(p) = x;
 }
 template <class W>
