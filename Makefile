@@ -4,7 +4,8 @@
 #   make train_llama3   builds the program for the device found (PLATFORM=cpu|amd|nvidia overrides), and prepares the text
 #   make install        installs the program and its run configurations into PREFIX (default /usr/local)
 #   make test           sets up and runs the tests: minutes on two cores
-#   make test-all       the same, then slow tests, kernels with all combinations of flags, `make warp32`, `make chaos-short`,
+#   make test-more      what `make test` leaves out to be quick, and a change must pass, too; after it, as in .ci/run
+#   make test-all       both, then slow tests, kernels with all combinations of flags, `make warp32`, `make chaos-short`,
 #                       `make levels`, `make sanitize`, `make race` at both warp sizes, a minute of `make fuzz`, `make targets`
 #   make warp32         every kernel on an emulated GPU whose warps have 32 lanes, as on NVIDIA and RDNA
 #   make chaos          kills, failing system calls, damaged files, second owners, signals: docs/reliability.md
@@ -56,7 +57,7 @@ export PATH := $(CURDIR)/.venv/cmake:$(PATH)
 # pip installs sources only (dev/setup.sh): Python keeps what it compiles, or each process compiles PyTorch again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train_llama3 program install test test-all warp32 chaos chaos-short levels sanitize race fuzz fuzz-smoke memcheck targets targets-amd rocm isa validate bench bench-train bench-cpu reference lint format clean setup setup-build setup-test text native
+.PHONY: train_llama3 program checks install test test-more test-all warp32 chaos chaos-short levels sanitize race fuzz fuzz-smoke memcheck targets targets-amd rocm isa validate bench bench-train bench-cpu reference lint format clean setup setup-build setup-test text native
 
 setup:
 	@$(SETUP)
@@ -84,13 +85,22 @@ install: setup
 	cmake --build $(BUILD) --parallel $(JOBS) --target train_llama3
 	cmake --install $(BUILD) --prefix '$(PREFIX)'
 
-test: train_llama3 native reference
-	cmake --build $(BUILD) --parallel $(JOBS)
+# Side by side: PyTorch arrives and the extension, one source, compiles while the check programs keep the other core busy.
+test: train_llama3
+	$(MAKE) --no-print-directory --jobs 2 checks native reference
 	ctest --no-tests=error --test-dir $(BUILD) --parallel $(JOBS) --output-on-failure
-	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests --ignore tests/ops/test_gpu.py -m 'not slow'
+	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests --ignore tests/ops/test_gpu.py -m 'not slow and not more'
 	LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests/ops/test_gpu.py
 
-test-all: test warp32 chaos-short levels sanitize race fuzz-smoke targets
+checks:
+	cmake --build $(BUILD) --parallel $(JOBS)
+
+test-more:
+	cmake --build $(BUILD) --parallel $(JOBS) --target benchmark
+	ctest --no-tests=error --test-dir $(BUILD) -C more -R ^bench_ --parallel $(JOBS) --output-on-failure
+	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests -m 'more and not slow'
+
+test-all: test test-more warp32 chaos-short levels sanitize race fuzz-smoke targets
 	$(BUILD)/check_operations
 	ctest --no-tests=error --test-dir $(BUILD) -C slow -R headers --output-on-failure
 	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests -m slow

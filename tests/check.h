@@ -1,5 +1,5 @@
-// Shared by the check programs. TEST(name) { ... } defines a check; a failed one prints a line, and the last line is
-// "N passed, N failed".
+// Shared by the check programs. TEST(name) { ... } defines a check, TEST_OF_RANKS(name) one of several ranks; a failed one prints a
+// line, and the last line is "N passed, N failed".
 #pragma once
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "platform/error.h"
+#include "platform/ranks/launch.h"
 #include "platform/threads.h"
 
 namespace llamac {
@@ -109,31 +110,56 @@ std::string bytes_of(const std::vector<T>& values) {
 }
 
 struct Check {
+    std::string program;  // that has it: the source's name
     std::string name;
     void (*run)();
+    bool of_ranks;
 };
 inline std::vector<Check>& all_checks() {
     static std::vector<Check> all;
     return all;
 }
 struct Registration {
-    Registration(const char* name, void (*run)()) { all_checks().push_back({name, run}); }
+    Registration(const char* file, const char* name, void (*run)(), bool of_ranks) {
+        all_checks().push_back({std::filesystem::path(file).stem(), name, run, of_ranks});
+    }
 };
-#define TEST(name)                                                        \
-    static void name();                                                   \
-    static const ::llamac::Registration registration_##name(#name, name); \
+#define LLAMAC_CHECK(name, of_ranks)                                                          \
+    static void name();                                                                       \
+    static const ::llamac::Registration registration_##name(__FILE__, #name, name, of_ranks); \
     static void name()
+#define TEST(name) LLAMAC_CHECK(name, false)
+#define TEST_OF_RANKS(name) LLAMAC_CHECK(name, true)
+
+// Those of the program that was called, by its name. One that has checks of ranks checks these alone among several ranks, and
+// all others in one process.
+inline std::vector<Check> checks_of(const std::string& program) {
+    std::vector<Check> checks = all_checks();
+    std::erase_if(checks, [&](const Check& c) { return c.program != program; });
+    if (std::any_of(checks.begin(), checks.end(), [](const Check& c) { return c.of_ranks; })) {
+        std::signal(SIGPIPE, SIG_IGN);  // as the program: a message to a rank that has ended is an error
+        const bool several = find_launch().size > 1;
+        std::erase_if(checks, [&](const Check& c) { return c.of_ranks != several; });
+    }
+    return checks;
+}
 
 // Runs the checks in the order of the source, in a scratch folder, once per round; returns main's exit status. Arguments:
 // --list prints the names; else parts of the names of those to run. A part that no name contains ends the program.
 inline int run_checks(int argc, char** argv, const std::vector<std::function<void()>>& rounds = {[] {}}) {
     limit_spinning(argv);
+    const std::string program = std::filesystem::path(*argv).filename();
+    const std::vector<Check> checks = checks_of(program);
+    if (checks.empty()) {
+        std::cerr << program << ": no source of this name has checks; those of `checks` run by their links\n";
+        return 2;
+    }
     const std::vector<std::string> words(argv + 1, argv + argc);
     const auto is_chosen = [&](const Check& c, const std::string& word) {
         return c.name.find(word) != c.name.npos;
     };
     std::vector<Check> chosen;
-    for (const Check& c : all_checks()) {
+    for (const Check& c : checks) {
         if (words == std::vector<std::string>{"--list"}) std::cout << c.name << "\n";
         if (words.empty() ||
             std::any_of(words.begin(), words.end(), [&](const auto& word) { return is_chosen(c, word); }))

@@ -32,7 +32,7 @@ ADAMW = {
 }
 
 
-@dataclass
+@dataclass(eq=False)  # each is itself alone
 class Case:
     """One operation as PyTorch does it: inputs by operand name -> outputs by operand name, in their type."""
 

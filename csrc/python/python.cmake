@@ -72,7 +72,6 @@ endif()
 set(sources torch_ops.cpp torch_compute.cpp torch_autograd.cpp torch_form.cpp torch_linear_cross_entropy.cpp)
 list(TRANSFORM sources PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 add_library(_C MODULE ${sources})
-set_target_properties(_C PROPERTIES UNITY_BUILD OFF)    # each has helpers of the same names
 llamac_link_beside_torch(_C llamac_operations)
 target_include_directories(_C SYSTEM PRIVATE ${LLAMAC_TORCH_FOLDER}/include)
 target_link_libraries(_C PRIVATE ${LLAMAC_TORCH_FOLDER}/lib/libc10.so ${LLAMAC_TORCH_FOLDER}/lib/libtorch_cpu.so)

@@ -202,15 +202,15 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
     return r;
 }
 
-using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using LossAndGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 Tensor loss_alone(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t ignore_index,
                   bool mean, int64_t chunk_bytes) {
     return by_chunks(hidden, weight, targets, ignore_index, mean, chunk_bytes, {false, false}).loss;
 }
-Gradients loss_and_gradients(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-                             int64_t ignore_index, bool mean, int64_t chunk_bytes, bool dhidden,
-                             bool dweight) {
+LossAndGradients loss_and_gradients(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                                    int64_t ignore_index, bool mean, int64_t chunk_bytes, bool dhidden,
+                                    bool dweight) {
     TORCH_CHECK_VALUE(dhidden || dweight, "linear_cross_entropy.gradients: none is wanted");
     Results r = by_chunks(hidden, weight, targets, ignore_index, mean, chunk_bytes, {dhidden, dweight});
     return {std::move(r.loss), std::move(r.scale), std::move(r.dhidden), std::move(r.dweight)};
@@ -221,8 +221,8 @@ Tensor fake_loss(const Tensor& hidden, const Tensor& weight, const Tensor& targe
     check(hidden, weight, targets, ignore_index, chunk_bytes);
     return at::empty({}, hidden.options().dtype(statistics(hidden)));
 }
-Gradients fake_gradients(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-                         int64_t ignore_index, bool, int64_t chunk_bytes, bool dhidden, bool dweight) {
+LossAndGradients fake_gradients(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                                int64_t ignore_index, bool, int64_t chunk_bytes, bool dhidden, bool dweight) {
     check(hidden, weight, targets, ignore_index, chunk_bytes);
     const auto arithmetic = hidden.options().dtype(statistics(hidden));
     const auto gradient = [](const Tensor& t, bool wanted) {

@@ -12,6 +12,7 @@
 
 using namespace llamac;
 
+namespace data_checks {
 namespace {
 
 // ---- tokens ----
@@ -304,7 +305,4 @@ TEST(check_masks_of_packed_tokens) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace data_checks

@@ -16,6 +16,7 @@
 
 using namespace llamac;
 
+namespace files_checks {
 namespace {
 
 // ---- files ----
@@ -392,7 +393,4 @@ TEST(check_malformed_gemm_cache) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace files_checks

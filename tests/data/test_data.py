@@ -329,6 +329,7 @@ def test_stdlib_again(tmp_path, library):
     assert [content for content, _ in before] == [path.read_bytes() for path in files]
 
 
+@pytest.mark.more
 def test_stdlib_split_goes_by_name(tmp_path, library):
     """Taking packages away moves no other package to the other side."""
     (library / "test/test_x.py").write_text("left_out = 1\n")

@@ -144,7 +144,7 @@ def test_folders_and_patterns(tmp_path, ranks, capsys):
     assert tokens(tmp_path / "o") == expected([*found[2:4], found[5]])
 
 
-@pytest.mark.parametrize("val", [0.0, 0.3])
+@pytest.mark.parametrize("val", [pytest.param(0.0, marks=pytest.mark.more), 0.3])
 def test_the_workers_change_nothing(tmp_path, ranks, monkeypatch, val):
     monkeypatch.setattr(documents, "BLOCK_BYTES", 3000)
     (tmp_path / "a.jsonl").write_bytes(lines(texts(300)))
@@ -254,7 +254,13 @@ def test_mix(tmp_path, ranks, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "mix, stop, crash", [(False, 1, True), (True, 4, False), (False, 9, True), (True, 9, True)]
+    "mix, stop, crash",
+    [
+        pytest.param(False, 1, True, marks=pytest.mark.more),
+        (True, 4, False),
+        pytest.param(False, 9, True, marks=pytest.mark.more),
+        (True, 9, True),
+    ],
 )
 def test_stopped_and_continued(tmp_path, ranks, monkeypatch, capsys, mix, stop, crash):
     """Ctrl-C, or a death without a word: the same command goes on, to the same bytes; whole shards are

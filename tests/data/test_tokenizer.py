@@ -41,7 +41,7 @@ def test_equal_to_tokenizers(trained):
         assert ours.encode(text) == bpe.encode(text).ids, repr(text)
 
 
-@pytest.mark.parametrize("kind", ["trained", "llama3", "gpt2"])
+@pytest.mark.parametrize("kind", ["trained", "llama3", pytest.param("gpt2", marks=pytest.mark.more)])
 def test_transformers_has_the_same_tokens(request, tmp_path, kind):
     """AutoTokenizer beside a model's configuration: text, names of special tokens in it, and any ids."""
     transformers = pytest.importorskip("transformers")

@@ -113,15 +113,16 @@ def noises(count: int) -> list[str]:
     return [noise(seed, 1 + 2 * seed, WORDS) for seed in range(count)]
 
 
-def test_ids_and_texts_are_those_of_auto_tokenizer(directory):
-    """100 random and 56 chosen strings: encoded, and decoded by the vocabulary alone."""
+@pytest.mark.parametrize("count", [50, pytest.param(100, marks=pytest.mark.more)])
+def test_ids_and_texts_are_those_of_auto_tokenizer(directory, count):
+    """Random and 56 chosen strings: encoded, and decoded by the vocabulary alone."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(directory)
     ours = tokenizer.load(directory)
     kind = directory.name.rstrip("0123456789")
     assert (ours.fast is not None) == (kind in ("llama", "gpt", "qwen", "ignore_merges"))
     assert ours.vocab_size == len(theirs)
-    for text in [*noises(100), *chosen()]:
+    for text in [*noises(count), *chosen()]:
         ids = theirs.encode(text, add_special_tokens=False)
         assert ours.encode(text) == ids, repr(text[:80])
         assert ours.decode(ids) == theirs.decode(ids), repr(text[:80])

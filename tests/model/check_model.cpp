@@ -12,6 +12,7 @@
 
 using namespace llamac;
 
+namespace model_checks {
 namespace {
 
 constexpr int64_t B = 2, T = 16, V = 96, micro_batches = 2;
@@ -244,7 +245,4 @@ TEST(check_predicted_rows) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace model_checks

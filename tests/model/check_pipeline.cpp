@@ -5,6 +5,7 @@
 
 using namespace llamac;
 
+namespace pipeline_checks {
 namespace {
 
 // What a stage does, and what its memory holds: outputs by the part of the model and the micro-batch that they are of.
@@ -232,7 +233,4 @@ TEST(check_parts) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace pipeline_checks

@@ -1,12 +1,13 @@
 // The order of the exchanges between ranks: test_several_devices.py starts the program once per rank. The exchanges of a step are done
 // as late as its waits allow, where a missing wait changes results, and the bits are those of exchanges that are done at once.
+#include "check.h"
 #include "model/zero.h"
-#include "ranks_check.h"
 #include "run/ranks.h"
 #include "small_run.h"
 
 using namespace llamac;
 
+namespace zero_checks {
 namespace {
 
 Words words_for(int64_t level) {
@@ -64,7 +65,7 @@ TEST(check_late_work) {
     check(done == "abc", "once");
 }
 
-TEST(check_exchanges) {
+TEST_OF_RANKS(check_exchanges) {
     const Launch launch = join_launch();
     const Options any = small_run();
     fs::current_path(in_folder(""));
@@ -90,7 +91,4 @@ TEST(check_exchanges) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks_of_ranks(argc, argv, "check_exchanges");
-}
+}  // namespace zero_checks

@@ -231,7 +231,10 @@ def scales_difference(ours: dict, theirs: fp8_reference.Scales) -> str:
     return next((name for name, same in zip(names, equal, strict=True) if not same), "")
 
 
-@pytest.mark.parametrize("recipe, dtype", [*((recipe, "bf16") for recipe in RECIPES), ("delayed", "f32")])
+@pytest.mark.parametrize(
+    "recipe, dtype",
+    [*((recipe, "bf16") for recipe in RECIPES), pytest.param("delayed", "f32", marks=pytest.mark.more)],
+)
 @pytest.mark.parametrize("model", MODELS)
 def test_debug_state(c_states, difference, model, recipe, dtype):
     """Of the first step, whose scales are the tensors' own with either recipe; delayed also of the second."""
@@ -240,7 +243,7 @@ def test_debug_state(c_states, difference, model, recipe, dtype):
         assert difference(folder, ours, dtype, flags(recipe)) == ""
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", [pytest.param("f32", marks=pytest.mark.more), "bf16"])
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("model", ["sixteens", "tied-gqa"])  # a head of its own, and the embedding
 def test_head(c_states, difference, model, recipe, dtype):
@@ -288,7 +291,13 @@ def largest_of(ours: dict, products: fp8.Products) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "kind, recipe", [("reference", "tensor"), ("naive", "row"), ("kernels", "tensor"), ("kernels", "row")]
+    "kind, recipe",
+    [
+        pytest.param("reference", "tensor", marks=pytest.mark.more),
+        pytest.param("naive", "row", marks=pytest.mark.more),
+        pytest.param("kernels", "tensor", marks=pytest.mark.more),
+        ("kernels", "row"),
+    ],
 )
 def test_variants(c_states, difference, chosen, kind, recipe):
     folder, ours = c_states("sixteens", "bf16", recipe, GRADIENTS, 0, *chosen(kind))

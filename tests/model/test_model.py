@@ -69,11 +69,11 @@ def test_losses_of_ten_updates_in_f32(build, states, tmp_path, model):
 @pytest.mark.parametrize(
     "model, dtype",
     [
-        ("scaled8", "f32"),
+        pytest.param("scaled8", "f32", marks=pytest.mark.more),
         ("scaled8", "bf16"),
         ("qwen2", "f32"),
-        ("qwen3", "bf16"),
-        ("gpt2", "bf16"),
+        pytest.param("qwen3", "bf16", marks=pytest.mark.more),
+        pytest.param("gpt2", "bf16", marks=pytest.mark.more),
         ("bert", "bf16"),
     ],
 )
@@ -104,17 +104,17 @@ def test_logits_in_chunks(build, states, series, tmp_path, model, dtype, gradien
     "model, kind, dtype",
     [
         ("wide-heads", "kernels", "bf16"),
-        ("qwen3", "kernels", "bf16"),
+        pytest.param("qwen3", "kernels", "bf16", marks=pytest.mark.more),
         ("gpt2", "kernels", "bf16"),
-        ("bert", "kernels", "bf16"),
-        ("scaled32", "kernels", "f32"),
-        ("qwen2", "kernels", "f32"),
+        pytest.param("bert", "kernels", "bf16", marks=pytest.mark.more),
+        pytest.param("scaled32", "kernels", "f32", marks=pytest.mark.more),
+        pytest.param("qwen2", "kernels", "f32", marks=pytest.mark.more),
         ("qwen2", "naive", "bf16"),
-        ("gpt2", "naive", "f32"),
-        ("bert", "naive", "f32"),
-        ("scaled32", "reference", "bf16"),
+        pytest.param("gpt2", "naive", "f32", marks=pytest.mark.more),
+        pytest.param("bert", "naive", "f32", marks=pytest.mark.more),
+        pytest.param("scaled32", "reference", "bf16", marks=pytest.mark.more),
         ("qwen3", "reference", "f32"),
-        ("bert", "reference", "bf16"),
+        pytest.param("bert", "reference", "bf16", marks=pytest.mark.more),
     ],
 )
 def test_variants(build, chosen, states, series, tmp_path, model, kind, dtype):

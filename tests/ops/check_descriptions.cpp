@@ -9,6 +9,7 @@
 
 using namespace llamac;
 
+namespace descriptions_checks {
 namespace {
 
 const char* const norm =
@@ -250,7 +251,4 @@ TEST(check_kernel_choices) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace descriptions_checks

@@ -6,6 +6,7 @@
 
 using namespace llamac;
 
+namespace dtypes_checks {
 namespace {
 
 TEST(check_rows) {
@@ -86,7 +87,4 @@ TEST(check_conversions) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace dtypes_checks

@@ -6,11 +6,11 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "check.h"
 #include "core/library_gemm.h"
 #include "core/random.h"
 #include "platform/ranks/transport.h"
 #include "platform/stream.h"
-#include "ranks_check.h"
 
 namespace llamac {
 namespace {
@@ -206,7 +206,7 @@ TEST(check_kept_algorithms) {
 }
 
 // Ranks whose files keep other choices choose alike, whatever they time.
-TEST(check_ranks) {
+TEST_OF_RANKS(check_ranks) {
     const Launch launch = find_launch();
     const std::unique_ptr<Transport> channel = connect(launch, "channel", 20);
     const int own = static_cast<int>(launch.rank);
@@ -281,5 +281,5 @@ TEST(check_ranks) {
 }  // namespace llamac
 
 int main(int argc, char** argv) {
-    return llamac::run_checks_of_ranks(argc, argv, "check_ranks");
+    return llamac::run_checks(argc, argv);
 }

@@ -127,6 +127,7 @@ def test_delayed(dtype, device):
     assert not ops.DelayedScaling(2).state_dict()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "recipe", ["delayed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tensor", "row"))]
@@ -370,6 +371,7 @@ def whole_model(recipe: str) -> dict[str, torch.Tensor]:
     return {"loss": torch.stack(losses).mean(), "weight": weights[1], "scale": scaling.scale}
 
 
+@pytest.mark.more
 @pytest.mark.skipif(torch.cuda.is_available(), reason="two ranks want two GPUs")
 @pytest.mark.parametrize("recipe", [pytest.param("tensor", marks=pytest.mark.slow), "delayed"])
 def test_sharded_by_fsdp(recipe, tmp_path):

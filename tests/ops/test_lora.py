@@ -11,7 +11,6 @@ from torch import nn
 
 import llamac
 
-peft = pytest.importorskip("peft", reason="the package peft is not installed")
 pytestmark = pytest.mark.usefixtures("one_thread")
 TARGETS = {"attention": ["q_proj", "v_proj"], "all": "all-linear"}
 SOME = ["plain", "ignored", "padded", "packed"]
@@ -19,6 +18,7 @@ SOME = ["plain", "ignored", "padded", "packed"]
 
 def adapted(model: nn.Module, targets: str) -> nn.Module:
     """The model with LoRA's adapters, which do something from the beginning, the same every time."""
+    peft = pytest.importorskip("peft", reason="the package peft is not installed")
     dtype = model.dtype
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, at what peft calls

@@ -99,7 +99,9 @@ def arguments_of(name: str, device: str) -> tuple[list, dict]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.more if i % 2 else ()) for i, name in enumerate(SCHEMAS)]
+)
 def test_opcheck(name, device):
     packet, _, overload = name.partition(".")
     torch.library.opcheck(
@@ -167,6 +169,7 @@ def test_every_operation_is_there():
     assert set(SCHEMAS) == read | {f"{name}.out" for name in out}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiled_without_a_break(device):
     """One graph of all functions, for every size: values and gradients are eager's."""

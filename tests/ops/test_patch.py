@@ -53,7 +53,11 @@ DEVICES = ["cpu"] + [device for device in [extension.device()] if device != "cpu
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "name, dtype", [*((name, "bf16") for name in MODELS), *((name, "f32") for name in list(MODELS)[::2])]
+    "name, dtype",
+    [
+        *((name, "bf16") for name in MODELS),
+        *(pytest.param(name, "f32", marks=pytest.mark.more) for name in list(MODELS)[::2]),
+    ],
 )
 def test_agreement(name, dtype, device):
     model = build(name, DTYPES[dtype]).to(device)
@@ -284,7 +288,9 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(name, marks=() if name == "bf16" else pytest.mark.more) for name in DTYPES]
+)
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_models_agree(change, dtype):
     function, config, operations = CHANGES[change]
@@ -436,6 +442,7 @@ def test_copied_pickled_and_saved(tmp_path):
     torch.testing.assert_close(call(llamac.patch(loaded), INPUTS["plain"]), expected, rtol=0, atol=0)
 
 
+@pytest.mark.more
 def test_compiled_without_a_break():
     """Without the mask that the model makes when it is compiled."""
     operations = Counter()

@@ -98,7 +98,9 @@ def cases(dtype: str):
 
 @pytest.mark.program
 @pytest.mark.parametrize("factor", [FORWARD, BACKWARD])
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "fp16", "f64"])
+@pytest.mark.parametrize(
+    "dtype", ["f32", "bf16", *(pytest.param(name, marks=pytest.mark.more) for name in ("fp16", "f64"))]
+)
 def test_both_languages(build, dtype, factor):
     """C++ finds the same errors, floors, tolerances, units and verdicts."""
     verdicts = set()

@@ -371,6 +371,7 @@ def hf_bench(folder: Path, build: Path, capsys, *words: str) -> tuple[str, list[
     return text, json.loads((folder / "bench-hf.json").read_text())["runs"]
 
 
+@pytest.mark.more
 @pytest.mark.program
 def test_hf(build, gpu, tmp_path, capsys):
     """The program and Hugging Face begin with the same loss, which needs the same weights and batch."""

@@ -33,6 +33,11 @@ def test_lists_and_filters(check_log):
     assert passed(check_log("check_log", "check_truncate")) == each[0] + each[3]
 
 
+def test_a_program_without_checks_fails(build):
+    result = subprocess.run([build / "checks"], capture_output=True, text=True)
+    assert result.returncode == 2 and result.stderr.startswith("checks: no source of this name has checks")
+
+
 def test_refuses_a_name_that_is_none(check_log):
     result = check_log("truncate", "nonsense")
     assert result.returncode == 2 and not result.stdout
@@ -46,8 +51,16 @@ def test_refuses_a_name_that_is_none(check_log):
         ("check_operations --variant fast --where host", "--variant fast, --where host"),
         ("check_operations --where gpu", "[--where host|device]"),
         ("check_operations --every 0", "[--every N]"),
-        ("rmsnorm_forward --preset tiny --variant cpu", "--variant cpu, --dtype bf16"),
-        ("matmul_forward --preset tiny --variant vectorized", "--variant vectorized"),
+        pytest.param(
+            "rmsnorm_forward --preset tiny --variant cpu",
+            "--variant cpu, --dtype bf16",
+            marks=pytest.mark.more,
+        ),
+        pytest.param(
+            "matmul_forward --preset tiny --variant vectorized",
+            "--variant vectorized",
+            marks=pytest.mark.more,
+        ),
     ],
 )
 def test_nothing_to_check_is_an_error(build, command, found):
@@ -57,6 +70,7 @@ def test_nothing_to_check_is_an_error(build, command, found):
     assert result.stderr.count("\n") == 1 and found in result.stderr
 
 
+@pytest.mark.more
 def test_an_emulated_kernel_is_not_timed(build, gpu):
     if gpu:
         pytest.skip("its kernels are timed")

@@ -119,7 +119,10 @@ def run_alone(program: str, *arguments: object, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("first, second", [("torch", "llamac.base.native"), ("llamac.base.native", "torch")])
+@pytest.mark.parametrize(
+    "first, second",
+    [("torch", "llamac.base.native"), pytest.param("llamac.base.native", "torch", marks=pytest.mark.more)],
+)
 def test_torch_and_the_module_of_the_program(first, second):
     """In both orders, both compute; one with a GPU runtime of its own is refused."""
     program = f"import {first}, {second}, torch; from llamac.base.native import facts, native; "

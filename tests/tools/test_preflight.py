@@ -230,10 +230,12 @@ def test_rates_of_this_cpu(one_thread):
     ]  # fmt: skip
 
 
+@pytest.mark.more
 def test_all_reduce_of_two_processes():
     assert preflight.all_reduce_gbps(torch, 2, "gloo", 1 << 20) > 0
 
 
+@pytest.mark.more
 def test_the_command():
     command = [sys.executable, "-m", "llamac", "doctor", "--preflight"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

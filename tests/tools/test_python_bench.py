@@ -238,6 +238,7 @@ def test_the_chart(tmp_path, monkeypatch):
     pyplot.close("all")
 
 
+@pytest.mark.more
 def test_the_whole_command(tmp_path, capsys):
     code, rows = run(tmp_path)
     text = capsys.readouterr().out

@@ -150,6 +150,7 @@ def test_in_a_browser(two_runs, tmp_path):
     assert 0 < seen["rows"] < seen["all"] and seen["print"] == "#ffffff"
 
 
+@pytest.mark.more
 def test_ten_runs_on_a_telephone(tmp_path):
     """Each has a look of its own, also where curves coincide; nothing covers a legend; an axis of less than a
     decade has numbers; the table sorts and hides runs; a slider smooths; CSV."""
@@ -183,6 +184,7 @@ def test_pictures(two_runs, tmp_path):
     assert sizes[0] != sizes[1] and min(map(len, sizes)) > 50_000
 
 
+@pytest.mark.more
 def test_following_runs(tmp_path):
     """The page draws what a run writes after it was loaded, and says which one is stalled."""
     pytest.importorskip("plotly")

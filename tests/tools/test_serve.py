@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -21,8 +22,10 @@ from llamac.inference.model import Inference, Sampling
 from llamac.serve import command
 from llamac.serve.engine import Engine, Request, StopTexts
 
-openai = pytest.importorskip("openai")
-pytest.importorskip("fastapi")
+# Imported where they are used: each of pytest's workers reads this file, and one runs it.
+pytestmark = pytest.mark.skipif(
+    not (find_spec("openai") and find_spec("fastapi")), reason="needs openai, fastapi"
+)
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 CONTEXT = 120
 
@@ -47,6 +50,8 @@ def address(directory):
 
 @pytest.fixture(scope="module")
 def client(address):
+    import openai
+
     return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
 
 

@@ -75,7 +75,14 @@ def test_an_old_python(tmp_path):
     assert "python3.11-venv" in advice
 
 
-@pytest.mark.parametrize("platform, old", [("amd", "3.22.1"), ("amd", "3.25.1"), ("cpu", "3.22.1")])
+@pytest.mark.parametrize(
+    "platform, old",
+    [
+        ("amd", "3.22.1"),
+        pytest.param("amd", "3.25.1", marks=pytest.mark.more),
+        pytest.param("cpu", "3.22.1", marks=pytest.mark.more),
+    ],
+)
 def test_a_cmake_that_is_too_old_for_rocm(tmp_path, platform, old):
     """The Makefile finds another before it, in .venv."""
     checkout = empty_checkout(tmp_path)
@@ -284,6 +291,7 @@ def test_kernels_beside_a_torch_for_gpus_without_a_compiler(tmp_path):
     assert "TOOLKIT=pip" in facts["without_gpu"]
 
 
+@pytest.mark.more
 def test_kernels_beside_a_torch_of_another_toolkit(tmp_path):
     nvcc = program(tmp_path / "bin", "nvcc", "echo Cuda compilation tools, release 12.4, V12.4.131")
     facts, _ = configure(tmp_path, cuda="13.0", compiler=str(nvcc))
@@ -291,6 +299,7 @@ def test_kernels_beside_a_torch_of_another_toolkit(tmp_path):
     assert f"because {nvcc} is of CUDA 12 and PyTorch of 13.0 when" in facts["without_gpu"]
 
 
+@pytest.mark.more
 def test_kernels_beside_rocms_torch(tmp_path):
     facts, _ = configure(tmp_path, hip="7.0.51831")
     assert (facts["platform"], facts["kernels"]) == ("amd", "cpu")
@@ -298,6 +307,7 @@ def test_kernels_beside_rocms_torch(tmp_path):
     assert "Install ROCm 7's toolkit, then" in facts["without_gpu"]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "said, reason",
     [
@@ -316,6 +326,7 @@ def test_kernels_beside_a_torch_of_another_rocm(tmp_path, said, reason):
     assert facts["kernels"] == "cpu" and f"clang++ {reason} when" in facts["without_gpu"]
 
 
+@pytest.mark.more
 def test_kernels_that_were_asked_for(tmp_path):
     facts, _ = configure(tmp_path, cuda="13.0", platform="cpu")
     assert facts["kernels"] == "cpu" and "because LLAMAC_PLATFORM was cpu" in facts["without_gpu"]

@@ -13,6 +13,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using nlohmann::ordered_json;
 
+namespace checkpoint_checks {
 namespace {
 
 Options with_flags(std::vector<const char*> flags) {
@@ -328,7 +329,4 @@ TEST(check_full_disk) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace checkpoint_checks

@@ -4,11 +4,11 @@
 #include <cmath>
 #include <cstring>
 
+#include "check.h"
 #include "core/collectives.h"
 #include "platform/ranks/heartbeat.h"
-#include "ranks_check.h"
 
-namespace llamac {
+namespace llamac::communicator_checks {
 namespace {
 
 using Setting = std::pair<const char*, const char*>;
@@ -297,7 +297,7 @@ void check_bits(Communicator& ranks, Transport& channel, const Context& context)
         check(theirs == bits, "the same bits on every rank");
 }
 
-TEST(check_collectives) {
+TEST_OF_RANKS(check_collectives) {
     const Launch launch = find_launch();
     const char* seconds = std::getenv("LLAMAC_SECONDS");  // for a rank that waits in vain
     const std::unique_ptr<Transport> channel = connect(launch, "channel", seconds ? std::atof(seconds) : 20);
@@ -335,8 +335,4 @@ TEST(check_collectives) {
 }
 
 }  // namespace
-}  // namespace llamac
-
-int main(int argc, char** argv) {
-    return llamac::run_checks_of_ranks(argc, argv, "check_collectives");
-}
+}  // namespace llamac::communicator_checks

@@ -13,6 +13,7 @@
 
 using namespace llamac;
 
+namespace divergence_checks {
 namespace {
 
 // Without the columns beside frozen weights, which each pass writes.
@@ -276,7 +277,4 @@ TEST(check_sensors) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace divergence_checks

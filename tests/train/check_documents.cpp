@@ -10,6 +10,7 @@
 
 using namespace llamac;
 
+namespace documents_checks {
 namespace {
 
 std::string vocabulary(const std::string& name, uint32_t bos, uint32_t eos) {
@@ -126,7 +127,4 @@ TEST(check_refused) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace documents_checks

@@ -12,6 +12,7 @@ using namespace llamac;
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+namespace log_checks {
 namespace {
 
 // Without their times, which have to be there.
@@ -250,7 +251,4 @@ TEST(check_truncate_log) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace log_checks

@@ -12,6 +12,7 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
+namespace options_checks {
 namespace {
 
 Options parse(std::vector<std::string> arguments) {
@@ -238,7 +239,4 @@ TEST(check_print_config) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace options_checks

@@ -14,6 +14,7 @@
 using namespace llamac;
 namespace fs = std::filesystem;
 
+namespace output_checks {
 namespace {
 
 using Names = std::vector<std::string>;
@@ -322,7 +323,4 @@ TEST(check_other_versions) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace output_checks

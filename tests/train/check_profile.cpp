@@ -15,6 +15,7 @@
 using namespace llamac;
 using nlohmann::json;
 
+namespace profile_checks {
 namespace {
 
 void wait_ms(int ms) {
@@ -202,7 +203,4 @@ TEST(check_ranks_agree) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace profile_checks

@@ -14,6 +14,7 @@
 
 using namespace llamac;
 
+namespace trainer_checks {
 namespace {
 
 // ---- memory ----
@@ -565,7 +566,4 @@ TEST(check_calls_of_adamw) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace trainer_checks

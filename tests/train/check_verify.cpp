@@ -11,6 +11,7 @@
 
 using namespace llamac;
 
+namespace verify_checks {
 namespace {
 
 // bit: from the highest one on where it is negative; -2 makes 2.0 of 0.
@@ -244,7 +245,4 @@ TEST(check_planned_memory) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace verify_checks

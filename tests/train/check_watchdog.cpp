@@ -14,6 +14,7 @@
 
 using namespace llamac;
 
+namespace watchdog_checks {
 namespace {
 
 constexpr double limit = 0.5;
@@ -130,7 +131,4 @@ TEST(check_stopped) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_checks(argc, argv);
-}
+}  // namespace watchdog_checks

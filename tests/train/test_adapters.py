@@ -307,7 +307,10 @@ def test_ranks_read_frozen_codes(train, data, tmp_path, base, level):
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=2e-6)
 
 
-@pytest.mark.parametrize("ranks, trained", [("2", ADAPTERS), ("2 groups", {"freeze": FROZEN, **SHORT})])
+@pytest.mark.parametrize(
+    "ranks, trained",
+    [pytest.param("2", ADAPTERS, marks=pytest.mark.more), ("2 groups", {"freeze": FROZEN, **SHORT})],
+)
 def test_levels_have_the_same_bits(train, data, tmp_path, ranks, trained):
     run = {"steps": 4, "dtype": "bf16", **RANKS[ranks], **trained}
     for level in range(4):

@@ -42,7 +42,10 @@ def files(out: Path) -> dict[str, bytes]:
     return {str(p.relative_to(out)): p.read_bytes() for p in sorted(out.glob("step_*/*"))}
 
 
-@pytest.mark.parametrize("dtype, ranks", [("f32", "1"), ("bf16", "2, zero 1"), ("bf16", "2, zero 3")])
+@pytest.mark.parametrize(
+    "dtype, ranks",
+    [("f32", "1"), pytest.param("bf16", "2, zero 1", marks=pytest.mark.more), ("bf16", "2, zero 3")],
+)
 def test_the_bytes_of_a_synchronous_save(start, build, data, tmp_path, ranks, dtype):
     """Of every checkpoint and its manifest. A save waits for the one before."""
     needs_ranks(build, ranks)
@@ -57,6 +60,7 @@ def test_the_bytes_of_a_synchronous_save(start, build, data, tmp_path, ranks, dt
     assert found["on"] == found["off"]
 
 
+@pytest.mark.more
 def test_under_mpirun(build, data, tmp_path):
     needs(build, "MPI")
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", build / "train_llama3"]

@@ -13,7 +13,7 @@ from run import one_line
 pytestmark = pytest.mark.program
 
 
-@pytest.mark.parametrize("ranks", [3, 4])  # two: test_torchrun
+@pytest.mark.parametrize("ranks", [pytest.param(3, marks=pytest.mark.more), 4])  # two: test_torchrun
 def test_gloo(build, ranks):
     needs(build, "GLOO")
     for code, text in as_ranks([build / "check_communicator"], ranks, {}, "stdout"):
@@ -122,6 +122,7 @@ class Relay:
             to.close()
 
 
+@pytest.mark.more
 def test_the_bytes_of_the_rendezvous(build):
     """A rank gives rank 0 an address for each rank, and gets one of each: not those of all pairs."""
     needs(build, "GLOO")

@@ -192,7 +192,7 @@ def test_adapters(train, data, tmp_path, model, frozen):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ((4, 2, 2, 1), (4, 4, 1, 3)),
+        pytest.param((4, 2, 2, 1), (4, 4, 1, 3), marks=pytest.mark.more),
         pytest.param((1, 1, 1, 1), (4, 2, 1, 2), marks=pytest.mark.slow),
         pytest.param((2, 2, 1, 3), (1, 1, 1, 0), marks=pytest.mark.slow),
     ],
@@ -223,6 +223,7 @@ print(found)
 """
 
 
+@pytest.mark.more
 def test_other_lengths(model):
     """Between steps, a validation of shorter sequences, and a sample without cache: RoPE's angles are
     those of each."""

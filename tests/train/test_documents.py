@@ -85,7 +85,7 @@ def test_debug_state(build, states, tmp_path, case, dtype):
     assert first_difference(ours, torchs, truth, dtype, {}) == ""
 
 
-@pytest.mark.parametrize("kind", ["naive", "kernels"])
+@pytest.mark.parametrize("kind", [pytest.param("naive", marks=pytest.mark.more), "kernels"])
 def test_variants(build, chosen, states, tmp_path, kind):
     folder, torchs, truth = states("wide-heads", "bf16")
     ours = run_model(build, folder, tmp_path / "state", "bf16", "block", "1000000", *chosen(kind))

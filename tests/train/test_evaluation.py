@@ -109,7 +109,7 @@ def test_a_resumed_run_makes_up_for_an_evaluation(train, run_flags, tmp_path):
 
 
 @pytest.mark.program
-@pytest.mark.parametrize("cp", [1, 2])
+@pytest.mark.parametrize("cp", [1, pytest.param(2, marks=pytest.mark.more)])
 def test_ranks_share_the_questions(train, build, run_flags, tmp_path, cp):
     """Or, with --cp, each of their sequences."""
     needs(build, "GLOO")

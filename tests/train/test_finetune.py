@@ -153,6 +153,7 @@ def rows_file(folder: Path, rows: list[dict]) -> Path:
     return path
 
 
+@pytest.mark.more
 @pytest.mark.program
 def test_packed_conversations_train_as_each_alone(build, directory, tmp_path, train):
     """The loss over the targets that count, its gradient, and the validation loss, whatever the
@@ -183,6 +184,7 @@ def test_packed_conversations_train_as_each_alone(build, directory, tmp_path, tr
     assert "packed for --seq-len 32, found 64" in refused.stderr
 
 
+@pytest.mark.more
 @pytest.mark.program
 def test_the_command(build, directory, tmp_path):
     """Steps of whole epochs, the program's flags and defaults of fine-tuning; what a second run is told."""

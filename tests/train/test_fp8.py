@@ -28,7 +28,13 @@ def run(train, data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "recipe, precision", [("delayed", {}), ("tensor", {"dtype": "bf16"}), ("row", {"dtype": "bf16"})], ids=str
+    "recipe, precision",
+    [
+        ("delayed", {}),
+        pytest.param("tensor", {"dtype": "bf16"}, marks=pytest.mark.more),
+        ("row", {"dtype": "bf16"}),
+    ],
+    ids=str,
 )
 def test_losses_follow_those_of_the_storage_type(train, data, tmp_path, run, recipe, precision):
     run("fp8", recipe, steps=30, **precision)
@@ -55,10 +61,10 @@ def test_each_choice_changes_the_bits(run):
 @pytest.mark.parametrize(
     "recipe, recompute",
     [
-        ("delayed", "norm"),
-        ("delayed", "qkv"),
+        pytest.param("delayed", "norm", marks=pytest.mark.more),
+        pytest.param("delayed", "qkv", marks=pytest.mark.more),
         ("delayed", "norm,swiglu,attention"),
-        ("delayed", "block:2"),
+        pytest.param("delayed", "block:2", marks=pytest.mark.more),
         ("tensor", "norm,qkv"),
         ("row", "norm,swiglu,attention"),
     ],
@@ -71,9 +77,11 @@ def test_recomputation_keeps_the_bits(run, recipe, recompute):
 @pytest.mark.parametrize(
     "recipe, extra",
     [
-        ("delayed", {}),
+        pytest.param("delayed", {}, marks=pytest.mark.more),
         ("row", {"skip_nonfinite": 2, "verify_every": 2}),
-        ("delayed", {"skip_nonfinite": 2, "verify_every": 2, "fp8_head": "on"}),
+        pytest.param(
+            "delayed", {"skip_nonfinite": 2, "verify_every": 2, "fp8_head": "on"}, marks=pytest.mark.more
+        ),
         ("tensor", {"fp8_head": "on"}),
     ],
     ids=str,
@@ -111,9 +119,9 @@ def test_a_resumed_run_has_the_same_bits(run, tmp_path, recipe):
     "before, after",
     [
         ({"fp8_keep_first": 1, "fp8_keep_last": 1}, {}),
-        ({"fp8_gradients": "e4m3"}, {"fp8_gradients": "e5m2"}),
+        pytest.param({"fp8_gradients": "e4m3"}, {"fp8_gradients": "e5m2"}, marks=pytest.mark.more),
         ({}, {"fp8_head": "on"}),
-        ({"fp8_head": "on"}, {}),
+        pytest.param({"fp8_head": "on"}, {}, marks=pytest.mark.more),
     ],
     ids=lambda x: " ".join(f"{k}={v}" for k, v in x.items()) or "default",
 )
@@ -148,7 +156,7 @@ def test_runs_change_between_fp8_and_storage(run, train, data, tmp_path):
     assert [e["step"] for e in events(tmp_path / "back", "step")] == [9]
 
 
-@pytest.mark.parametrize("recipe, zero", [("delayed", 2), ("row", 3)])
+@pytest.mark.parametrize("recipe, zero", [("delayed", 2), pytest.param("row", 3, marks=pytest.mark.more)])
 def test_levels_of_zero_have_the_same_bits(build, train, data, tmp_path, recipe, zero):
     if not has(build, "GLOO"):
         pytest.skip("this build is without Gloo")

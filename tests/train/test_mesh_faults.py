@@ -49,6 +49,7 @@ def test_a_signal(build, train, data, tmp_path, model, number, to_rank):
     assert_same_state(out / name, whole / name)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("chunks", [1, pytest.param(2, marks=SLOW)])
 def test_a_signal_inside_a_step(build, data, tmp_path, chunks):
     """Of 8192 micro-batches."""
@@ -82,6 +83,7 @@ def test_a_lost_rank(build, train, data, tmp_path, model, rank):
     assert [e["step"] for e in events(out, "step")] == list(range(1, newest + 3))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("rank", [2, *(pytest.param(each, marks=SLOW) for each in (0, 1, 3))])
 def test_a_rank_that_hangs(build, data, tmp_path, model, rank):
     """The others end when --collective-timeout is over, and --devices ends the one that hangs."""

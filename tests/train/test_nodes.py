@@ -258,7 +258,10 @@ def divisible(shared) -> dict:
     return model | {"batch_size": 1, "total_batch_size": 4 * T}
 
 
-@pytest.mark.parametrize("mesh", ["tp 2 pp 2", pytest.param("tp 2 dp 2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mesh",
+    [pytest.param("tp 2 pp 2", marks=pytest.mark.more), pytest.param("tp 2 dp 2", marks=pytest.mark.slow)],
+)
 def test_a_mesh(train, build, shared, nodes, divisible, mesh):
     """The bits of one node, and a checkpoint that both have written."""
     needs(build, "GLOO", 4)
@@ -274,7 +277,7 @@ def test_a_mesh(train, build, shared, nodes, divisible, mesh):
 @pytest.mark.parametrize(
     ("mesh", "lost"),
     [
-        ("dp 4", 0),
+        pytest.param("dp 4", 0, marks=pytest.mark.more),
         ("tp 2 pp 2", 1),
         pytest.param("dp 4", 1, marks=pytest.mark.slow),
         pytest.param("tp 2 pp 2", 0, marks=pytest.mark.slow),

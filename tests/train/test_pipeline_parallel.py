@@ -61,7 +61,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh", "micro_batches", "zero"),
     [
-        ("untied-mha", "pp 4", 4, 1),
+        pytest.param("untied-mha", "pp 4", 4, 1, marks=pytest.mark.more),
         ("tied-gqa", "pp 2 x 2", 4, 1),
         pytest.param("tied-gqa", "pp 2", 8, 1, marks=SLOW),
         pytest.param("gpt2", "pp 2 dp 2", 3, 3, marks=SLOW),
@@ -106,9 +106,10 @@ NEAR = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(each, marks=() if each in ("fp16", "delayed") else SLOW) for each in NEAR]
-)
+MARKS = {"fp16": pytest.mark.more, "delayed": ()}
+
+
+@pytest.mark.parametrize("case", [pytest.param(each, marks=MARKS.get(each, SLOW)) for each in NEAR])
 def test_rounded_numbers(train, data, tmp_path, model, case):
     """In narrow types, with recomputation; the scales of fp16 and fp8 are those of one rank, to rounding."""
     make_flags = partial(flags, data, **{"total_batch_size": 8 * T} | NEAR[case] | model("sixteens"))
@@ -177,7 +178,7 @@ def test_the_weights_at_the_start(train, data, tmp_path, model, name):
     assert index["metadata"]["total_size"] == sum(value.nbytes for value in expected.values())
 
 
-@pytest.mark.parametrize("sample", [{}, {"sample_tokens": 2 * T}])
+@pytest.mark.parametrize("sample", [{}, pytest.param({"sample_tokens": 2 * T}, marks=pytest.mark.more)])
 def test_validation_and_samples(train, data, tmp_path, model, sample):
     """With and without a cache."""
     make_flags = partial(flags, data, **model("tied-gqa"), **sample)

@@ -196,7 +196,15 @@ def test_resume_is_bitwise(train, data, tmp_path, precision):
     expect_bitwise_resume(train, data, tmp_path, **PRECISIONS[precision])
 
 
-@pytest.mark.parametrize("model", ["qwen2", "qwen3", "gpt2", "bert"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "qwen2",
+        pytest.param("qwen3", marks=pytest.mark.more),
+        pytest.param("gpt2", marks=pytest.mark.more),
+        "bert",
+    ],
+)
 def test_resume_of_other_models(train, data, tmp_path, model):
     more = {"model": ROOT / f"tests/models/{model}.json"} | ({"mask_token": 4} if model == "bert" else {})
     expect_bitwise_resume(train, data, tmp_path, dtype="bf16", **more)

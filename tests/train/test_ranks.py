@@ -66,6 +66,7 @@ def compare(data: Path, folder: Path, extra: dict, rel: float) -> None:
     assert (two / "model/config.json").read_text() == (one / "model/config.json").read_text()
 
 
+@pytest.mark.more
 def test_two_processes_are_one_with_twice_the_accumulation(data, tmp_path):
     """In f32 to the order of sums."""
     line = run_flags(data, tmp_path / "ranks", profile=2)

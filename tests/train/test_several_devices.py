@@ -55,7 +55,7 @@ GROUPED = {"devices": 4, "shard_group": 2, "batch_size": 1}
 RANKS = {"2": {"devices": 2, "batch_size": 2}, "2 groups of 2": GROUPED}
 
 
-@pytest.mark.parametrize("ranks", ["2", "2 groups of 2"])
+@pytest.mark.parametrize("ranks", ["2", pytest.param("2 groups of 2", marks=pytest.mark.more)])
 def test_the_losses_of_one_rank(train, data, tmp_path, alone, ranks):
     """In f32, at every level; levels have the same bits, down to the optimizer's state."""
     for level in range(4):
@@ -70,12 +70,12 @@ def test_the_losses_of_one_rank(train, data, tmp_path, alone, ranks):
     "precision, model, ranks, levels",
     [
         ("bf16", "tied-gqa", "2", (0, 1, 2, 3, 3)),
-        ("fp16", "tied-gqa", "2", (0, 3)),
-        ("bf16", "tied-gqa", "2 groups of 2", (0, 2)),
-        ("bf16-throughout", "qwen2", "2 groups of 2", (0, 3)),
-        ("bf16-throughout", "qwen3", "2", (0, 2)),
+        pytest.param("fp16", "tied-gqa", "2", (0, 3), marks=pytest.mark.more),
+        pytest.param("bf16", "tied-gqa", "2 groups of 2", (0, 2), marks=pytest.mark.more),
+        pytest.param("bf16-throughout", "qwen2", "2 groups of 2", (0, 3), marks=pytest.mark.more),
+        pytest.param("bf16-throughout", "qwen3", "2", (0, 2), marks=pytest.mark.more),
         ("bf16-throughout", "gpt2", "2 groups of 2", (1, 3)),
-        ("bf16-throughout", "bert", "2 groups of 2", (0, 3)),
+        pytest.param("bf16-throughout", "bert", "2 groups of 2", (0, 3), marks=pytest.mark.more),
     ],
 )
 def test_levels_have_the_same_bits(train, data, tmp_path, precision, model, ranks, levels):
@@ -116,7 +116,11 @@ def test_accumulation(train, data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("zero", "types"), [(2, {}), (3, {"dtype": "bf16", "grad_dtype": "bf16", "reduce_dtype": "f32"})]
+    ("zero", "types"),
+    [
+        pytest.param(2, {}, marks=pytest.mark.more),
+        (3, {"dtype": "bf16", "grad_dtype": "bf16", "reduce_dtype": "f32"}),
+    ],
 )
 def test_groups_are_summed_once_per_step(train, data, tmp_path, zero, types):
     """Whatever the number of micro-batches, whose shards are summed within the group."""
@@ -134,7 +138,7 @@ def test_groups_are_summed_once_per_step(train, data, tmp_path, zero, types):
 
 
 @pytest.mark.parametrize(("grad_dtype", "reduce_dtype"), [("f32", "bf16"), ("bf16", "f32")])
-@pytest.mark.parametrize("group", [0, 2])
+@pytest.mark.parametrize("group", [pytest.param(0, marks=pytest.mark.more), 2])
 def test_the_type_of_the_sums(train, data, tmp_path, grad_dtype, reduce_dtype, group):
     """Levels have the same bits, near to those of sums in the gradients' own type."""
     more = {"dtype": "bf16", "grad_dtype": grad_dtype, "shard_group": group, "batch_size": 1, "steps": 4}
@@ -211,8 +215,8 @@ def test_python_steps_on_tokens_of_each_rank(build, tmp_path):
 
 
 RESHARDED = [
-    ((4, 3, 0), (2, 1, 0)),
-    ((2, 2, 0), (2, 3, 0)),
+    pytest.param((4, 3, 0), (2, 1, 0), marks=pytest.mark.more),
+    pytest.param((2, 2, 0), (2, 3, 0), marks=pytest.mark.more),
     ((1, 0, 0), (4, 3, 2)),
     ((4, 1, 2), (1, 0, 0)),
 ]
@@ -279,7 +283,7 @@ def test_ranks_with_other_caches_of_algorithms(build, train, data, gpu, tmp_path
     assert len(numbers(tmp_path / "both")) == 3
 
 
-@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.more), 1, 3])
 def test_a_profile(train, data, gpu, tmp_path, zero):
     """Of rank 0: the collectives of a step, with the bytes that move, and the time that they alone take. A
     GPU computes meanwhile.
@@ -315,9 +319,9 @@ ASYNC = {"checkpoint_async": "on", "checkpoint_every": 1}
     "number, to_rank, saves",
     [
         (signal.SIGTERM, None, {}),
-        (signal.SIGUSR1, 1, {}),
+        pytest.param(signal.SIGUSR1, 1, {}, marks=pytest.mark.more),
         (signal.SIGTERM, 1, ASYNC),
-        (signal.SIGUSR1, None, ASYNC),
+        pytest.param(signal.SIGUSR1, None, ASYNC, marks=pytest.mark.more),
     ],
 )
 def test_a_signal(build, data, tmp_path, number, to_rank, saves):
@@ -331,7 +335,14 @@ def test_a_signal(build, data, tmp_path, number, to_rank, saves):
     assert not still_run(ranks)
 
 
-@pytest.mark.parametrize("rank, saves", [(0, "on"), (1, "off"), (2, "on")])
+@pytest.mark.parametrize(
+    "rank, saves",
+    [
+        (0, "on"),
+        pytest.param(1, "off", marks=pytest.mark.more),
+        pytest.param(2, "on", marks=pytest.mark.more),
+    ],
+)
 def test_a_lost_rank(build, train, data, gpu, tmp_path, rank, saves):
     """The others end with a line that names it, and no process is left; the newest checkpoint resumes."""
     devices = 2 if gpu else 3
@@ -397,10 +408,10 @@ def test_a_rank_whose_program_cannot_start(train, data, tmp_path):
 
 # A rank, the kind of a call that is slow on it, the files that it concerns, and --checkpoint-async.
 SLOW = [
-    (0, "fsync", "out", "off"),
+    pytest.param(0, "fsync", "out", "off", marks=pytest.mark.more),
     (1, "fsync", "out", "on"),
-    (1, "read", "data", "off"),
-    (0, "write", "out/log", "on"),
+    pytest.param(1, "read", "data", "off", marks=pytest.mark.more),
+    pytest.param(0, "write", "out/log", "on", marks=pytest.mark.more),
 ]
 
 
@@ -425,7 +436,7 @@ def test_the_watchdog_limits_the_wait(build, data, tmp_path, fault):
     assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.more)])
 def test_an_own_error_wins(build, data, tmp_path, fault, rank):
     """One rank cannot read, while the other one still reads, or does not answer any more."""
     shutil.copytree(data, tmp_path / "data")
@@ -452,7 +463,7 @@ def test_a_checkpoint_that_one_rank_cannot_write(build, data, tmp_path, fault, r
     assert ended[1 - rank] == (2, "") and time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.more), 3])
 def test_validation_that_one_rank_cannot_read(build, data, tmp_path, zero):
     """A token beyond the vocabulary in the batch of rank 1: one line, in time, with all finished steps."""
     shutil.copy(data / "val_000.bin", tmp_path / "val.bin")
@@ -487,7 +498,10 @@ def test_ranks_share_the_reading_of_a_checkpoint(build, train, data, tmp_path, f
     assert sum(int(re.search(r"^read (\d+)$", file.read_text(), re.MULTILINE)[1]) for file in files) == 3
 
 
-@pytest.mark.parametrize(("zero", "group"), [(0, 0), (1, 0), (3, 2)])
+@pytest.mark.parametrize(
+    ("zero", "group"),
+    [pytest.param(0, 0, marks=pytest.mark.more), pytest.param(1, 0, marks=pytest.mark.more), (3, 2)],
+)
 def test_ranks_read_a_checkpoint_once(build, train, data, tmp_path, fault, zero, group):
     """Each of its bytes twice, to check and to load it, by one of four ranks, which read about as many."""
     out, more = tmp_path / "out", {"batch_size": 1, "steps": 4, "dtype": "bf16", "total_batch_size": 4 * T}

@@ -95,6 +95,7 @@ def test_rounded_numbers(train, data, tmp_path, model, case):
     compare_rounded(train, tmp_path, partial(flags, data, **more), MESHES["tp 2 dp 2"], ALONE)
 
 
+@pytest.mark.more
 def test_adapters(train, data, tmp_path, model):
     make_flags = partial(flags, data, total_batch_size=8 * T, **model("untied-mha"))
     compare_adapters(train, tmp_path, make_flags, MESHES["tp 2 dp 2"], ALONE)
@@ -103,7 +104,7 @@ def test_adapters(train, data, tmp_path, model):
 # Ranks, tensor parallelism, level.
 RESHARDED = [
     pytest.param("gpt2", (4, 2, 2), (1, 1, 0), marks=pytest.mark.slow),
-    ("gpt2", (1, 1, 0), (4, 2, 3)),
+    pytest.param("gpt2", (1, 1, 0), (4, 2, 3), marks=pytest.mark.more),
     pytest.param("untied-mha", (2, 2, 1), (4, 4, 1), marks=pytest.mark.slow),
     ("tied-gqa", (4, 2, 3), (2, 1, 3)),
 ]

@@ -42,7 +42,11 @@ def results(config: Config, weights: dict, dtype: torch.dtype, ops: ref.Operatio
 
 @pytest.mark.parametrize(
     "name, dtype",
-    [*((name, "bf16") for name in MODELS), *((name, "f32") for name in MODELS[::2]), ("tied-gqa", "fp16")],
+    [
+        *((name, "bf16") for name in MODELS),
+        *(pytest.param(name, "f32", marks=pytest.mark.more) for name in MODELS[::2]),
+        ("tied-gqa", "fp16"),
+    ],
 )
 def test_the_model_is_within_the_tolerance(name, dtype):
     config = load_config(ROOT / "tests" / "models" / f"{name}.json")
