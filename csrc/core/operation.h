@@ -239,7 +239,7 @@ constexpr auto launcher = F;
 template <auto F>
 constexpr Instantiation entry() {
     Instantiation e = Signature<decltype(F)>::describe();
-    e.launcher = &launcher<F>;
+    e.launcher = static_cast<const void*>(&launcher<F>);
     return e;
 }
 template <auto... F>
