@@ -73,10 +73,13 @@ struct ParameterType {
     bool is_const;
 };
 struct Instantiation {
-    void (*launch)(const Call&) = nullptr;
+    void (*pass)(const Call&, const void* launcher) = nullptr;  // calls *launcher, a pointer to a function
+    const void* launcher = nullptr;
     ShortList<ParameterType, Description::max_operands> operands = {};
     ShortList<char, Description::max_scalars> scalars = {};  // 'f' float or double, 'i' int64_t, 'b' bool
     Backend backend = Backend::host;                         // device: it takes a LaunchContext
+
+    void launch(const Call& call) const { pass(call, launcher); }
 };
 
 // Requirements of a variant beyond the checks and the types of its entries: in words, and as a test.
@@ -204,32 +207,43 @@ struct Parameter<LaunchContext> {
     static LaunchContext take(const Call& c, size_t, size_t) { return c.launch; }
 };
 
-// Without std::tuple: one per launcher takes most of the time in which a small operation is compiled.
-template <auto F>
-struct Launcher;
-template <class... P, void (*F)(P...)>
-struct Launcher<F> {
+// What launchers of one type share. A launcher is called through a pointer: inlined here, it would round otherwise where the
+// compiler fuses other multiplications with additions.
+template <class F>
+struct Signature;
+template <class... P>
+struct Signature<void (*)(P...)> {
     static constexpr size_t operands = (size_t{Parameter<P>::is_operand} + ...);
     static constexpr bool operands_first() {
         size_t i = 0;
         return ((Parameter<P>::is_operand == (i++ < operands)) && ...);
     }
-
+    // By position: a std::tuple per launcher would take most of the time in which a small operation is compiled.
     template <size_t... i>
-    static void pass(const Call& c, std::index_sequence<i...>) {
-        F(Parameter<P>::take(c, i, operands)...);
+    static void pass_each(const Call& c, void (*launcher)(P...), std::index_sequence<i...>) {
+        launcher(Parameter<P>::take(c, i, operands)...);
     }
-    static void launch(const Call& c) { pass(c, std::index_sequence_for<P...>()); }
-    static constexpr Instantiation entry() {
+    static void pass(const Call& c, const void* launcher) {
+        pass_each(c, *static_cast<void (*const*)(P...)>(launcher), std::index_sequence_for<P...>());
+    }
+    static constexpr Instantiation describe() {
         static_assert(operands_first(), "Views, then scalars, then the LaunchContext");
-        Instantiation e{&launch};
+        Instantiation e{&pass};
         (Parameter<P>::describe(e), ...);
         return e;
     }
 };
 
+template <auto F>
+constexpr auto launcher = F;
+template <auto F>
+constexpr Instantiation entry() {
+    Instantiation e = Signature<decltype(F)>::describe();
+    e.launcher = static_cast<const void*>(&launcher<F>);
+    return e;
+}
 template <auto... F>
-constexpr Instantiation entries[] = {Launcher<F>::entry()...};
+constexpr Instantiation entries[] = {entry<F>()...};
 
 }  // namespace detail
 

@@ -75,6 +75,17 @@ TEST(check_large_file) {
             [&] { file.read("w", make_tensor(same.data(), DType::f32, {count})); });
 }
 
+// As a std::ostream would print them.
+TEST(parts_of_messages) {
+    const std::string text = "text";
+    const auto print = [&](const auto&... parts) { return error_of([&] { fail(parts...); }); };
+    check(print("a ", text, std::string_view(" b"), ' ', true) == "a text b 1", "text");
+    check(print(-1, ' ', 2u, ' ', -(int64_t{1} << 40), ' ', ~uint64_t{0}) ==
+              "-1 2 -1099511627776 18446744073709551615",
+          "integers");
+    check(print(0.1f, ' ', 1e-9, ' ', 1234567.0, ' ', 2.0) == "0.1 1e-09 1.23457e+06 2", "numbers");
+}
+
 // A file that somebody truncates while it is in use: an error, where a mapping would end the process by SIGBUS.
 TEST(check_cut_file) {
     const std::string path = put("cut", std::string(3 << 20, 'x'));

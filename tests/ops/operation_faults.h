@@ -8,7 +8,10 @@
 
 namespace llamac {
 
-using Launch = void (*)(const Call&);
+struct Launch {
+    const Instantiation* entry;
+    void operator()(const Call& c) const { entry->launch(c); }
+};
 
 inline void flip(const Tensor& t, int64_t element) {
     *address(t, element) ^= 1;
@@ -171,9 +174,9 @@ inline const std::vector<Fault> faults = {
 inline const Fault* injected = nullptr;
 inline bool injected_matters = false;  // whether the fault has made a difference since this was reset
 
-inline void launch_fault(const Call& c) {
+inline void launch_fault(const Call& c, const void*) {
     const std::vector<Tensor> tensors(c.tensor, c.tensor + c.op->operands.size());
-    injected_matters |= injected->run(c, reference_for(*c.op, tensors)->launch);
+    injected_matters |= injected->run(c, {reference_for(*c.op, tensors)});
 }
 // A variant "fault" of every operation that can show it, for all types of the reference.
 inline void inject() {
@@ -185,7 +188,7 @@ inline void inject() {
             static std::deque<std::vector<Instantiation>> kept;
             std::vector<Instantiation>& all =
                 kept.emplace_back(v.instantiations.begin(), v.instantiations.end());
-            for (Instantiation& e : all) e.launch = launch_fault;
+            for (Instantiation& e : all) e.pass = launch_fault;
             o.variants.push_back({"fault", injected->name, all, v.supports});
         }
     }
