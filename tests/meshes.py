@@ -40,11 +40,11 @@ def compare(a: Path, b: Path) -> None:
 
 
 def compare_numbers_of_one_rank(train, folder: Path, make_flags, mesh: dict, alone: dict) -> None:
-    """Of 8 steps on a mesh and without one; and the first gradients by the first moments, tensor by tensor.
+    """Of 20 steps on a mesh and without one; and the first gradients by the first moments, tensor by tensor.
     make_flags: the flags of a run, from its folder and more flags.
     """
     for out, of in (("alone", alone), ("mesh", mesh)):
-        train(*make_flags(folder / out, **of | {"steps": 8}))
+        train(*make_flags(folder / out, **of | {"steps": 20}))
         train(*make_flags(folder / f"{out}1", **of | {"steps": 1, "warmup_steps": 0}))
     compare(folder / "mesh", folder / "alone")
     found, expected = (tensors(folder / f"{of}1/step_000001", "optimizer") for of in ("mesh", "alone"))
