@@ -87,22 +87,9 @@ __device__ void load_words(uint32_t (&out)[n], const char* uniform, uint32_t off
         *reinterpret_cast<const __attribute__((address_space(1))) Native<uint32_t, n>*>(base + offset);
     for (int i = 0; i < n; i++) out[i] = bits[i];
 }
-// An address of which the compiler knows that it is one of LDS, also where branches join.
-using LdsPointer = __attribute__((address_space(3))) char*;
-inline __device__ LdsPointer lds_pointer(char* p) {
-    return (LdsPointer)p;
-}
-inline __device__ void store_lds(LdsPointer p, uint4 x) {
-    using Shared = __attribute__((address_space(3))) Native<uint32_t, 4>;
-    *reinterpret_cast<Shared*>(p) = Native<uint32_t, 4>{x.x, x.y, x.z, x.w};
-}
 // Waits for this wave's loads from memory.
 inline __device__ void wait_for_loads() {
-#if defined(__GFX11__)
-    __builtin_amdgcn_s_waitcnt(0x03f7);  // vmcnt(0) alone
-#else
-    __builtin_amdgcn_s_waitcnt(0x0f70);
-#endif
+    __builtin_amdgcn_s_waitcnt(0x0f70);  // vmcnt(0) alone
 }
 // Words of memory that several blocks access at a time, each in one piece, without an order. wait_for_memory(): this wave's
 // accesses before it are over; a barrier and a store_word() after it tell other blocks so, of these words alone.

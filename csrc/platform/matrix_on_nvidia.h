@@ -61,11 +61,6 @@ __device__ void ldmatrix(uint32_t (&out)[4], SharedAddress address) {
                      : "r"(address)
                      : "memory");
 }
-// As on AMD, where the compiler has to be told what kind of memory it is.
-using LdsPointer = char*;
-inline __device__ LdsPointer lds_pointer(char* p) {
-    return p;
-}
 // 16 bytes from memory to LDS, past the registers and the first cache; zeros where not `valid`.
 inline __device__ void copy_asynchronously(char* shared, const void* global, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),

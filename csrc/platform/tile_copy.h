@@ -12,14 +12,13 @@ struct TileCopy {
     static constexpr int chunks = columns / 8, pass = threads / chunks, each = (rows + pass - 1) / pass;
     static_assert(threads % chunks == 0 && pass % 8 == 0);
 
-    // from: the first row; rows are `stride` < 2^31 elements apart. Elements from valid_rows or valid_columns (whole chunks) on,
-    // both at least one, are zero and not read.
+    // from: the first row; rows are `stride` < 2^31 elements apart. Elements from valid_rows or valid_columns (whole chunks) on
+    // are zero and not read.
     template <class T>
     __device__ void begin(SharedTile<columns> to, const T* from, int64_t stride, int valid_rows,
                           int valid_columns = columns * 2 / int{sizeof(T)}) {
         constexpr int size = 16 / sizeof(T);  // elements of a chunk
-        shared = lds_pointer(to.data);
-#if defined(LLAMAC_NVIDIA)
+        shared = to;
         // The barrier: a loop would keep each chunk's address in registers.
         const int64_t pitch = optimization_barrier_uniform(static_cast<int>(stride));
         const int inside = chunk() * size < valid_columns ? valid_rows - row() : 0;
@@ -27,38 +26,20 @@ struct TileCopy {
 #pragma unroll
         for (int i = 0; i < each; i++) {
             if (rows % pass != 0 && row() + i * pass >= rows) break;
-            copy_asynchronously(place(i), source, i * pass < inside);
+            const bool valid = i * pass < inside;
+#if defined(LLAMAC_NVIDIA)
+            copy_asynchronously(place(i), source, valid);
+#else
+            staged[i] = valid ? *reinterpret_cast<const uint4*>(source) : make_uint4(0, 0, 0, 0);
+#if defined(LLAMAC_CPU) && LLAMAC_WARP == 32
+            // Where copies are asynchronous the tile changes from here on.
+            *reinterpret_cast<uint4*>(place(i)) = make_uint4(~0u, ~0u, ~0u, ~0u);
+#endif
+#endif
             source += pass * pitch;
         }
+#if defined(LLAMAC_NVIDIA)
         commit_copies();
-#else
-        // Chunks that are not valid are copies of one that is, until end() replaces them: nothing is masked. A barrier in each branch:
-        // else they would share loads and multiplications, of 64 bits.
-        existing_rows = valid_rows, existing_chunks = valid_columns / size;
-        const T* source = from + (chunk() < existing_chunks ? chunk() : existing_chunks - 1) * size;
-        if (rows % pass == 0 && valid_rows >= rows) {
-            const int64_t pitch = optimization_barrier_uniform(static_cast<int>(stride));
-            source += row() * pitch;
-#pragma unroll
-            for (int i = 0; i < each; i++) {
-                staged[i] = *reinterpret_cast<const uint4*>(source);
-                source += pass * pitch;
-            }
-            scheduling_barrier();
-        } else {
-            const int64_t pitch = optimization_barrier_uniform(static_cast<int>(stride));
-#pragma unroll
-            for (int i = 0; i < each; i++) {
-                const int down = row() + i * pass < valid_rows ? row() + i * pass : valid_rows - 1;
-                staged[i] = *reinterpret_cast<const uint4*>(source + down * pitch);
-            }
-            wait_for_loads();  // else the other branch, which reuses registers, would wait for loads before it
-        }
-#if defined(LLAMAC_CPU) && LLAMAC_WARP == 32
-        // Where copies are asynchronous the tile changes from here on.
-        for (int i = 0; i < each && row() + i * pass < rows; i++)
-            store_lds(place(i), make_uint4(~0u, ~0u, ~0u, ~0u));
-#endif
 #endif
     }
 #if !defined(LLAMAC_NVIDIA)
@@ -98,52 +79,41 @@ struct TileCopy {
         *reinterpret_cast<uint4*>(to.at(row(), chunk()) + i * pass * chunks * 16) = staged[i];
     }
 #endif
-#if !defined(LLAMAC_AMD)
-    // A copy of nothing: keeps the count of copies that end<pending>() goes by. Where one goes through registers nothing is counted:
-    // end() is left out.
+    // A copy of nothing: keeps the count of copies that end<pending>() goes by.
     __device__ void begin_none() {
 #if defined(LLAMAC_NVIDIA)
         commit_copies();
 #else
-        shared = nullptr;
+        shared.data = nullptr;
 #endif
     }
-#endif
     // pending: how many later copies of this thread may still be on their way.
     template <int pending = 0>
     __device__ void end() {
 #if defined(LLAMAC_NVIDIA)
         wait_for_copies<pending>();
 #else
-#if defined(LLAMAC_CPU)
-        if (!shared) return;
-#endif
-        if (existing_rows < rows || existing_chunks < chunks) {
-            scheduling_barrier();  // a branch, not a choice of each register
-#pragma unroll
-            for (int i = 0; i < each; i++)
-                if (row() + i * pass >= existing_rows || chunk() >= existing_chunks)
-                    staged[i] = make_uint4(0, 0, 0, 0);
-        }
+        if (!shared.data) return;
 #pragma unroll
         for (int i = 0; i < each; i++) {
             if (rows % pass != 0 && row() + i * pass >= rows) break;
-            store_lds(place(i), staged[i]);
+            *reinterpret_cast<uint4*>(place(i)) = staged[i];
         }
 #endif
     }
 
   private:
-    LdsPointer shared{};
+#if defined(LLAMAC_CPU)
+    SharedTile<columns> shared{};  // gcc warns where it cannot see that begin() comes before end()
+#else
+    SharedTile<columns> shared;  // with a null, AMD's compiler no longer knows that it is LDS
+#endif
 #if !defined(LLAMAC_NVIDIA)
     uint4 staged[each];
-    int existing_rows, existing_chunks;
 #endif
     static __device__ int row() { return static_cast<int>(threadIdx.x) / chunks; }
     static __device__ int chunk() { return static_cast<int>(threadIdx.x) % chunks; }
-    __device__ LdsPointer place(int i) const {
-        return shared + SharedTile<columns>::offset(row(), chunk()) + i * pass * chunks * 16;
-    }
+    __device__ char* place(int i) const { return shared.at(shared.offset(row(), chunk()), i * pass, 0); }
 };
 
 // The way back: rows of LDS to memory, those below valid_rows, valid_columns (in elements, whole chunks) of each. After

@@ -186,41 +186,26 @@ struct WarpRows {
     }
 };
 
-// The operands of a product come from LDS: multiply(i, operands) multiplies with those of read(operands, i), i < reads, and reads
-// are issued `ahead` products before, in an order that is given; 0: the compiler orders them. On CDNA it reads just before.
-template <class T, int reads, int ahead, class Read, class Multiply>
-__device__ void products_with_reads(Read read, Multiply multiply) {
-    typename T::RightOperand ring[ahead + 1][T::depth];
-#pragma unroll
-    for (int i = 0; i < ahead; i++) read(ring[i], i);
-#pragma unroll
-    for (int i = 0; i < reads; i++) {
-        if (i + ahead < reads) read(ring[(i + ahead) % (ahead + 1)], i + ahead);
-        if constexpr (ahead > 0) scheduling_barrier();
-        multiply(i, ring[i % (ahead + 1)]);
-        if constexpr (ahead > 0 || std::is_same_v<Machine, Wmma>) scheduling_barrier();
-    }
-}
 // c += a b': rows with rows.
-template <class T, class E, int ahead, int HD, int row_tiles, bool kept, int count>
+template <class T, class E, int HD, int row_tiles, bool kept, int count>
 __device__ void add_rows_product(typename T::Accumulator (&c)[row_tiles][count],
                                  const WarpRows<T, HD, row_tiles, kept>& a, SharedTile<HD> b) {
-    typename T::Operand rows[row_tiles][T::depth];
-    products_with_reads<T, count * HD / 16 / T::depth, ahead>(
-        [&](typename T::RightOperand(&columns)[T::depth], int i) {
-            T::template load_rows<Order::any>(columns, b, i % count * tile_rows, i / count * T::depth * 16);
-        },
-        [&](int i, const typename T::RightOperand(&columns)[T::depth]) {
-            if (i % count == 0) {
 #pragma unroll
-                for (int r = 0; r < row_tiles; r++) a.get(rows[r], r, i / count * T::depth);
-            }
+    for (int d = 0; d < HD / 16; d += T::depth) {
+        typename T::Operand rows[row_tiles][T::depth];
 #pragma unroll
-            for (int d = 0; d < T::depth; d++)
+        for (int r = 0; r < row_tiles; r++) a.get(rows[r], r, d);
 #pragma unroll
-                for (int r = 0; r < row_tiles; r++)
-                    T::template multiply<E>(c[r][i % count], rows[r][d], columns[d]);
-        });
+        for (int n = 0; n < count; n++) {
+            typename T::RightOperand columns[T::depth];
+            T::template load_rows<Order::any>(columns, b, n * tile_rows, 16 * d);
+#pragma unroll
+            for (int i = 0; i < T::depth; i++)
+#pragma unroll
+                for (int r = 0; r < row_tiles; r++) T::template multiply<E>(c[r][n], rows[r][i], columns[i]);
+            if constexpr (std::is_same_v<Machine, Wmma>) scheduling_barrier();
+        }
+    }
 }
 
 // Scores that causality forbids are -inf: those whose column comes after its row, or before. first: how far
@@ -283,7 +268,6 @@ __device__ void mask_unseen(typename T::Accumulator (&c)[row_tiles][count], int 
 template <class T, class E, int row_tiles, int depth>
 struct Packed {
     typename T::Operand operands[row_tiles][depth];
-    Packed() = default;
     __device__ explicit Packed(const typename T::Accumulator (&c)[row_tiles][depth]) {
 #pragma unroll
         for (int r = 0; r < row_tiles; r++)

@@ -65,7 +65,6 @@ constexpr int keys_step = small<M>                   ? 16
 template <int HD, class M = Machine>
 struct Keys : Walk<HD, keys_of_block<HD, M>, keys_step<HD, M>, keys_of_warp<HD, M>, M> {
     static constexpr bool adds_queries = false;
-    static constexpr int ahead = std::is_same_v<M, Mfma> ? 2 : 0;  // reads of LDS, before their products
 };
 
 template <int HD, class M>
@@ -88,7 +87,6 @@ template <int HD, class M = Machine>
 struct Pass : Walk<HD, mma_sync<M> ? 128 : 64, pass_step<HD, M>, keys_of_warp<HD, M>, M, pass_part<HD, M>> {
     using Base = Walk<HD, mma_sync<M> ? 128 : 64, pass_step<HD, M>, keys_of_warp<HD, M>, M, pass_part<HD, M>>;
     static constexpr bool adds_queries = true;
-    static constexpr int ahead = 0;
     static constexpr int stages = small<M> ? 1 : 2;
     static constexpr int second_at = Base::row_bytes;
     static constexpr int steps_at = M::operands_in_registers ? second_at : 2 * second_at;
@@ -172,7 +170,7 @@ __device__ Packed<T, E, C::row_tiles, C::part_tiles> add_values(
     const Statistics<C, masked>& of_step, int part, int query, int key, float scale) {
     const float *const part_lse = of_step.lse + part, *const part_delta = of_step.delta + part;
     T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
-    add_rows_product<T, E, C::ahead>(p, rows_k, shared_q);
+    add_rows_product<T, E>(p, rows_k, shared_q);
     if constexpr (masked) {
         const int *const begin = of_step.begin + part, *const end = of_step.end + part;
         // No ||: the product would move behind its branch, and hold the registers of all its operands until there.
@@ -190,7 +188,7 @@ __device__ Packed<T, E, C::row_tiles, C::part_tiles> add_values(
                 p[r][m].x[i] = fast_exp2(fmaf(p[r][m].x[i], scale * log2_e, -shift));
         }
     add_columns_product<T>(sum_v, Packed<T, E, C::row_tiles, C::part_tiles>(p), shared_dout);
-    add_rows_product<T, E, C::ahead>(dp, rows_v, shared_dout);
+    add_rows_product<T, E>(dp, rows_v, shared_dout);
 #pragma unroll
     for (int m = 0; m < C::part_tiles; m++)
 #pragma unroll
@@ -448,14 +446,13 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         const SharedTile<HD> shared_k{steps + s0 / C::step % 2 * 2 * C::step_bytes},
             shared_v{shared_k.data + C::step_bytes};
         T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
-        add_rows_product<T, E, 0>(p, rows_q, shared_k);
+        add_rows_product<T, E>(p, rows_q, shared_k);
         if constexpr (masked) {
             if (!own.all(s0, C::step)) mask_unseen<T>(p, sight, row, s0);
         } else if (s0 + C::step - 1 > row) {
             mask<T, Masked::columns_after>(p, s0 - row);
         }
-        add_rows_product<T, E, 0>(dp, rows_dout,
-                                  shared_v);  // before the branch its operands would outlive it
+        add_rows_product<T, E>(dp, rows_dout, shared_v);  // before the branch its operands would outlive it
 #pragma unroll
         for (int r = 0; r < C::row_tiles; r++)
 #pragma unroll

@@ -28,7 +28,6 @@ struct Forward {
     static constexpr int threads = queries / warp_rows * M::warp;
     static constexpr int key_tiles = keys / R, value_tiles = HD / R;
     static constexpr int stages = std::is_same_v<M, MmaSync> ? 2 : 1;
-    static constexpr int ahead = std::is_same_v<M, Mfma> ? 1 : 0;  // reads of LDS, before their products
     static constexpr bool q_kept = M::operands_in_registers || (HD == 64 && !small);
     // q's place serves k and v where q is in registers; in the end out goes through it.
     static constexpr int q_bytes = queries * HD * 2, k_bytes = keys * HD * 2;
@@ -162,11 +161,10 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         } else if (C::stages == 1)
             begin_v(0, seen - s0);
         if (C::stages == 2 && !any) continue;  // of one stage the barrier below is still to come
-        Packed<T, E, C::row_tiles, C::key_tiles> p;
+        T::Accumulator s[C::row_tiles][C::key_tiles] = {};
         if (any) {
-            T::Accumulator s[C::row_tiles][C::key_tiles] = {};
             set_priority<1>();  // of two waves of a SIMD the one in its products goes first
-            add_rows_product<T, E, C::ahead>(s, rows_q, SharedTile<HD>{shared_k.data + stage});
+            add_rows_product<T, E>(s, rows_q, SharedTile<HD>{shared_k.data + stage});
             set_priority<0>();
             if constexpr (masked) {
                 if (!own.all(s0, C::keys)) mask_unseen<T>(s, sight, first + row, s0);
@@ -174,8 +172,8 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
                 mask<T, Masked::columns_after>(s, -before);
             }
             softmax<C, masked>(s, o, rows, scale * log2_e);
-            p = decltype(p)(s);
         }
+        const Packed<T, E, C::row_tiles, C::key_tiles> p(s);
         if (C::stages == 1) {
             copy_v.end();
             __syncthreads();  // and k is read

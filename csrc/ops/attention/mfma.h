@@ -134,13 +134,39 @@ __device__ uint32_t cut(Pair x) {
         return fp16_pair(x[0], x[1]);
 }
 
+// The operands of a product come from LDS: f(i, operands) multiplies with those of read(operands, i), i < reads, and reads are
+// issued `ahead` products before. The compiler's own order has them just before.
+template <int reads, int ahead, class Read, class Multiply>
+__device__ void products_with_reads(Read read, Multiply multiply) {
+    Tile<16>::Operand ring[ahead + 1][2];
+    set_priority<1>();  // of two waves of a SIMD the one in its products goes first
+#pragma unroll
+    for (int i = 0; i < ahead; i++) read(ring[i], i);
+#pragma unroll
+    for (int i = 0; i < reads; i++) {
+        if (i + ahead < reads) read(ring[(i + ahead) % (ahead + 1)], i + ahead);
+        scheduling_barrier();
+        multiply(i, ring[i % (ahead + 1)]);
+        scheduling_barrier();
+    }
+    set_priority<0>();
+}
 // s += a b': rows with rows.
 template <class E, int ahead, int HD, int row_tiles, int count>
 __device__ void add_product(Tile<16>::Accumulator (&s)[row_tiles][count],
                             const WarpRows<Tile<16>, HD, row_tiles, true>& a, SharedTile<HD> b) {
-    set_priority<1>();  // of two waves of a SIMD the one in its products goes first
-    add_rows_product<Tile<16>, E, ahead>(s, a, b);
-    set_priority<0>();
+    using T = Tile<16>;
+    products_with_reads<count * HD / 32, ahead>(
+        [&](T::Operand(&rows)[2], int i) {
+            T::load_rows<Order::any>(rows, b, i % count * 16, i / count * 32);
+        },
+        [&](int i, const T::Operand(&rows)[2]) {
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+#pragma unroll
+                for (int r = 0; r < row_tiles; r++)
+                    T::multiply<E>(s[r][i % count], a.operands[r][i / count * 2 + h], rows[h]);
+        });
 }
 // o += p b. kept: b.offset(T::row(), T::group()).
 template <class E, int ahead, int rows, int HD, int row_tiles>
@@ -149,8 +175,7 @@ __device__ void add_product(Tile<16>::Accumulator (&o)[row_tiles][HD / 16],
                             int kept) {
     using T = Tile<16>;
     constexpr int parts = rows / 32;
-    set_priority<1>();
-    products_with_reads<T, HD / 16 * parts, ahead>(
+    products_with_reads<HD / 16 * parts, ahead>(
         [&](T::Operand(&columns)[2], int i) {
             const uint4 bits =
                 *reinterpret_cast<const uint4*>(b.data + b.further(kept, i / parts, i % parts));
@@ -163,7 +188,6 @@ __device__ void add_product(Tile<16>::Accumulator (&o)[row_tiles][HD / 16],
                 for (int r = 0; r < row_tiles; r++)
                     T::multiply<E>(o[r][i / parts], p[r][i % parts * 2 + h], columns[h]);
         });
-    set_priority<0>();
 }
 
 }  // namespace llamac

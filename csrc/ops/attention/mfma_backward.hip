@@ -333,8 +333,7 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         add_product<E, C::ahead>(sum_v, shares, columns_dout, kept);
         add_product<E, C::ahead>(sum_k, ds, columns_q, kept);
         T::Accumulator dq[C::dq_tiles] = {};
-        set_priority<1>();
-        products_with_reads<T, C::dq_tiles * C::rows / 32, C::ahead>(
+        products_with_reads<C::dq_tiles * C::rows / 32, C::ahead>(
             [&](T::Operand(&rows)[2], int i) {
                 T::load_rows<Order::any>(rows, shared_ds, (warp / parts * 2 + i % 2) * 16, i / 2 * 32);
             },
@@ -342,7 +341,6 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 #pragma unroll
                 for (int h = 0; h < 2; h++) T::multiply<E>(dq[i % 2], column_k[i / 2 * 2 + h], rows[h]);
             });
-        set_priority<0>();
         const auto on_sums = [&](auto f) {
 #pragma unroll
             for (int n = 0; n < C::dq_tiles; n++)

@@ -212,7 +212,7 @@ struct Copies {
         if (tile < tiles()) {
             P::A::begin(copy_a[tile % S::in_flight], stage(tile), a, m, tile * P::step, M, K);
             P::B::begin(copy_b[tile % S::in_flight], stage(tile) + S::a_bytes, b, n, tile * P::step, N, K);
-        } else if constexpr (S::in_flight > 1) {  // arrive() counts copies
+        } else if (S::in_flight > 1) {  // arrive() counts copies
             copy_a[tile % S::in_flight].begin_none();
             copy_b[tile % S::in_flight].begin_none();
         }

@@ -152,13 +152,6 @@ void load_words(uint32_t (&out)[n], const char* uniform, uint32_t offset) {
     std::memcpy(out, uniform + offset, sizeof(out));
 }
 inline void wait_for_loads() {}
-using LdsPointer = char*;
-inline LdsPointer lds_pointer(char* p) {
-    return p;
-}
-inline void store_lds(LdsPointer p, uint4 x) {
-    *reinterpret_cast<uint4*>(p) = x;
-}
 template <class W>
 W load_word(const W* p) {
     W x;
