@@ -640,7 +640,8 @@ Operation layernorm_backward(
       instantiations<LLAMAC_KERNELS(layernorm_backward_vectorized, float),
                      layernorm_backward_vectorized<bf16, bf16>>(),
       backward_fits,
-      blocks_of(layernorm_backward_threads / 2, layernorm_backward_threads, layernorm_backward_threads / 4),
+      // On an H200, 512 threads reach 91% of a copy, 256 88%.
+      blocks_of(512, layernorm_backward_threads == 512 ? 256 : 1024, layernorm_backward_threads / 4),
       backward_workspace},
      {"naive", "one thread per row, one thread per column for dweight and dbias",
       instantiations<LLAMAC_KERNELS(layernorm_backward_naive, float),
