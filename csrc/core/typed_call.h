@@ -1,5 +1,5 @@
-// The calls in ops/operations.h: the types of their members, and how they run. A member without a default constructor cannot be omitted, and a
-// scalar accepts only its own kind of number.
+// The calls in ops/operations.h: the types of their members, and how they run. A member without a default constructor cannot be
+// omitted, and a scalar accepts only its own kind of number.
 #pragma once
 #include <algorithm>
 #include <concepts>

@@ -66,7 +66,8 @@ struct Masking {
     void apply(int64_t place, int64_t T, int32_t* tokens, int32_t* targets) const;
 };
 
-// The permuted index of 0 .. size-1 in an epoch, by a Feistel network with cycle walking (Black & Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+// The permuted index of 0 .. size-1 in an epoch, by a Feistel network with cycle walking (Black & Rogaway, "Ciphers with Arbitrary
+// Finite Domains", 2002).
 uint64_t permute(uint64_t index, uint64_t size, uint64_t seed, uint64_t epoch);
 
 // Whether a file matches the glob.

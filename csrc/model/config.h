@@ -50,7 +50,8 @@ struct Config {
     int64_t window = 0;             // the last tokens that attention sees, its own among them; 0: all
     std::vector<bool> slides = {};  // by layer: whether its attention has the window; empty: all layers
     bool has_dropout = false;       // of config.json, which is not applied
-    // With tensor parallelism: rows of this rank's tables of tokens, and the ranks among which rows of the residual stream are divided.
+    // With tensor parallelism: rows of this rank's tables of tokens, and the ranks among which rows of the residual stream are
+    // divided.
     int64_t vocabulary_rows = 0, row_ranks = 1;
     bool tied = false;  // the LM head's matrix is the embedding's
     double initializer_range = 0.02;

@@ -68,8 +68,8 @@ void prefill(Model& model, int64_t sequence, std::span<const int32_t> tokens, st
 void decode(Model& model, std::span<const int32_t> tokens, std::vector<float>& logits);
 
 // The same for the argmax of each sequence's logits, which stays on the device. Enqueues the pass and does not wait. tokens: one per
-// sequence; empty: the argmax of the last pass, also before the host has read it. At most PendingPasses::count passes may be pending; each
-// needs one call of the function below, which waits for it.
+// sequence; empty: the argmax of the last pass, also before the host has read it. At most PendingPasses::count passes may be
+// pending; each needs one call of the function below, which waits for it.
 void queue_argmax(Model& model, std::span<const int32_t> tokens = {});
 void finish_argmax(Model& model, std::span<int32_t> found);
 

@@ -75,8 +75,8 @@ struct Fp8State : Fp8Scales {
     bool measures = false;       // whether quantisation takes part in the next update and in the count
     bool makes_weights = false;  // stored: whether a forward pass quantises them
     bool makes_head = false;     // whether the next chunk of the head quantises its weight
-    // by_optimizer: AdamW writes the codes of weights (stored, delayed, and all weights whole and updated by this rank). current: these codes
-    // are of the current weights.
+    // by_optimizer: AdamW writes the codes of weights (stored, delayed, and all weights whole and updated by this rank). current:
+    // these codes are of the current weights.
     bool by_optimizer = false, current = false;
 };
 

@@ -1,6 +1,7 @@
 // The mesh of a run's ranks. Its axes, from the innermost: tensor parallelism, which divides each layer among its ranks
-// (Shoeybi et al., "Megatron-LM", 2019), context parallelism, which divides each sequence (model/context_parallel.h), data parallelism,
-// which divides each batch (model/sharding.h), and pipeline parallelism, which divides the layers into stages (model/pipeline.h).
+// (Shoeybi et al., "Megatron-LM", 2019), context parallelism, which divides each sequence (model/context_parallel.h), data
+// parallelism, which divides each batch (model/sharding.h), and pipeline parallelism, which divides the layers into stages
+// (model/pipeline.h).
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -52,8 +52,8 @@ struct Model {
     std::optional<LoraState> lora;
     std::optional<KvCache> cache;
     Tensor frequency;  // f64 [HD/2], of RoPE
-    // With tensor parallelism (ops/vocabulary.hip): the batch's tokens and targets in this rank's part of the vocabulary, [N]; parts of
-    // the softmax of a chunk's rows, of this rank and of all.
+    // With tensor parallelism (ops/vocabulary.hip): the batch's tokens and targets in this rank's part of the vocabulary, [N];
+    // parts of the softmax of a chunk's rows, of this rank and of all.
     Tensor own_tokens, own_targets, own_softmax, softmax;
     // With several stages: the logits of a token; where they have several chunks, the gradient that goes to another one.
     Tensor shared_logits, outgoing;
@@ -106,9 +106,9 @@ void forward(Model& model);
 // The same, and the gradients of dloss * their sum. first, last: of the micro-batches of an optimizer step. The first writes
 // the gradients, the others add to them; after the last they are sums over the ranks.
 void forward_backward(Model& model, bool first, bool last = true);
-// The two halves of it, each of a chunk of the layers that the model holds, for passes in the order of a pipeline. Without the first layer, forward_layers() reads
-// activations.embedding and backward_layers() leaves its gradient in activations.dresidual; without the last, they leave the
-// output of block layers.end - 1, and read its gradient from dresidual.
+// The two halves of it, each of a chunk of the layers that the model holds, for passes in the order of a pipeline. Without the
+// first layer, forward_layers() reads activations.embedding and backward_layers() leaves its gradient in activations.dresidual;
+// without the last, they leave the output of block layers.end - 1, and read its gradient from dresidual.
 void forward_layers(Model& model, bool first, int64_t chunk = 0);
 void backward_layers(Model& model, bool first, bool last, int64_t chunk = 0);
 

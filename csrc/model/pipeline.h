@@ -1,6 +1,6 @@
-// Pipeline parallelism over Model::pipeline (model/mesh.h): each stage holds consecutive layers, the first one also the embedding, the
-// last one the final norm and the head. Stages send the residual stream to the next one and its gradient to the one before, in the
-// order of model/pipeline_schedule.h. With one stage, these functions do nothing.
+// Pipeline parallelism over Model::pipeline (model/mesh.h): each stage holds consecutive layers, the first one also the embedding,
+// the last one the final norm and the head. Stages send the residual stream to the next one and its gradient to the one before, in
+// the order of model/pipeline_schedule.h. With one stage, these functions do nothing.
 //
 // Where the head is the embedding, the first and the last stage hold the matrix (FlatParam::is_copy). They sum its gradient and
 // compute the same update; the gradient norm and files have the first stage's.
@@ -15,8 +15,8 @@
 namespace llamac {
 
 // The layers of each part of the model, of which a stage has ModelOptions::chunks: part c * stages + s is chunk c of stage s. The
-// largest count of FLOPs of a part is as small as it can be; of parts with the same count, the one with the least memory gets the next
-// layer. Throws Error if there are more parts than layers.
+// largest count of FLOPs of a part is as small as it can be; of parts with the same count, the one with the least memory gets the
+// next layer. Throws Error if there are more parts than layers.
 std::vector<LayerRange> parts_of(const Config& config, const ModelOptions& options);
 // The options with the layers of the model's stage, and the micro-batches that are in flight there.
 ModelOptions with_stage(const Config& config, const ModelOptions& options);

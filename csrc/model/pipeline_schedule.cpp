@@ -60,8 +60,8 @@ struct Simulation {
         return (source < 0 || is_done(pass.backward, source)) &&
                (!pass.backward || is_done(false, part_of(rank, pass)));
     }
-    // With several chunks, two stages exchange something after every tick. All compute passes of the same kind then, so that none waits
-    // for another's longer one.
+    // With several chunks, two stages exchange something after every tick. All compute passes of the same kind then, so that none
+    // waits for another's longer one.
     bool has_turn(const PipelinePass& pass, int64_t tick) const {
         return chunks == 1 || pass.backward == (tick % 2 == 1);
     }

@@ -1,6 +1,6 @@
-// The order in which the stages of a pipeline compute the micro-batches of an optimizer step: 1F1B (Narayanan et al., "PipeDream", 2019)
-// with one chunk of layers per stage, interleaved 1F1B (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
-// Clusters Using Megatron-LM", 2021) with several. Chunk c of stage s is part c * stages + s of the model.
+// The order in which the stages of a pipeline compute the micro-batches of an optimizer step: 1F1B (Narayanan et al., "PipeDream",
+// 2019) with one chunk of layers per stage, interleaved 1F1B (Narayanan et al., "Efficient Large-Scale Language Model Training on
+// GPU Clusters Using Megatron-LM", 2021) with several. Chunk c of stage s is part c * stages + s of the model.
 //
 // After a warm-up of forward passes, a stage alternates between a forward and a backward pass. So it keeps the activations of few
 // micro-batches, whatever their number.

@@ -1,5 +1,5 @@
-// Sharding among the ranks of the data and the context axis (Mesh::replicas); "rank" means one of these here. Levels: nothing (0), the state of the optimizer (1),
-// also the gradients (2), also the weights (3).
+// Sharding among the ranks of the data and the context axis (Mesh::replicas); "rank" means one of these here. Levels: nothing (0),
+// the state of the optimizer (1), also the gradients (2), also the weights (3).
 // Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020.
 //
 // A shard ends at a multiple of 16 rows of a matrix (16 elements of a vector). All shards of a matrix have the same

@@ -1,5 +1,5 @@
-// Tensor and sequence parallelism over Model::tensor (model/mesh.h). With one rank, these functions do nothing, or what they do without
-// a division.
+// Tensor and sequence parallelism over Model::tensor (model/mesh.h). With one rank, these functions do nothing, or what they do
+// without a division.
 //
 // Each linear of a block is divided by outputs or by inputs (LinearRow::split), embedding and head by tokens. Between them, the
 // residual stream is divided by rows (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022): a

@@ -25,8 +25,9 @@ void join_exchanges(Model& model);
 // The first segments, whose updated weights the optimizer step gathers at levels 1 and 2, beside AdamW of the others: the next
 // forward pass begins with them, and gathers each of the others while the segment before it computes.
 constexpr int64_t gathered_by_optimizer = 2;
-// Whether the weights of other ranks' shards, from segment `first` on, may be from before the last optimizer step: then gather_weights()
-// gathers them, in whatever reads them first. A pass of training says it by its place in the step alone, as it is captured and replayed.
+// Whether the weights of other ranks' shards, from segment `first` on, may be from before the last optimizer step: then
+// gather_weights() gathers them, in whatever reads them first. A pass of training says it by its place in the step alone, as it is
+// captured and replayed.
 void set_stale(Model& model, bool stale, int64_t first = 0);
 // Before a segment computes. next: the following segment (-1: none), gathered meanwhile unless its buffer overlaps.
 void gather_weights(Model& model, int64_t segment, int64_t next);

@@ -1,5 +1,5 @@
-// load_part (core/device.h) for rows that may begin at any element: whole vectors of them in one access where the device can. Element by
-// element, a wave waits for 128 bytes at a time instead of 1,024. It does not wait for stores, which stay as they are.
+// load_part (core/device.h) for rows that may begin at any element: whole vectors of them in one access where the device can.
+// Element by element, a wave waits for 128 bytes at a time instead of 1,024. It does not wait for stores, which stay as they are.
 #pragma once
 #include "core/device.h"
 #include "platform/unaligned.h"

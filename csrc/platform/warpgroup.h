@@ -23,8 +23,8 @@ constexpr int warpgroup_size = 128;
 
 // ---- host: how a tile lies in memory
 
-// Up to four dimensions, the innermost contiguous, of 16 bits, which TMA moves as they are. A tile is `columns` (64: 128 bytes, the swizzle's
-// width) by `rows` of dimension 1. Elements outside of the tensor are read as zero.
+// Up to four dimensions, the innermost contiguous, of 16 bits, which TMA moves as they are. A tile is `columns` (64: 128 bytes, the
+// swizzle's width) by `rows` of dimension 1. Elements outside of the tensor are read as zero.
 using TensorMap = CUtensorMap;
 // Throws nothing; ends the program where the driver refuses the shape.
 inline TensorMap make_tensor_map(const void* data, const int64_t (&shape)[4], const int64_t (&stride)[4],

@@ -22,7 +22,8 @@ struct RunData {
     RunData(const Options& options, const Config& config, int64_t accumulation);
 };
 
-// Warnings about runs that can be computed but look wrong, one line each. data: with training data. sequences: per optimizer step, over all devices.
+// Warnings about runs that can be computed but look wrong, one line each. data: with training data. sequences: per optimizer step,
+// over all devices.
 std::vector<std::string> run_warnings(const Options& options, const Config& config, const RunData& data,
                                       int64_t sequences);
 

@@ -46,8 +46,8 @@ struct Trainer {
     int64_t step = 0;                  // steps started
     StartTimes start;                  // total: the caller's
 
-    // Called after each micro-batch (with several stages, each optimizer step), batch of validation or evaluation, and token of a sample. If it throws, the current
-    // call is abandoned; of an optimizer step nothing remains.
+    // Called after each micro-batch (with several stages, each optimizer step), batch of validation or evaluation, and token of a
+    // sample. If it throws, the current call is abandoned; of an optimizer step nothing remains.
     std::function<void()> between;
     // Called after each piece of a checkpoint (FileWriter), and each micro-batch of a stage.
     std::function<void()> written;
@@ -101,14 +101,15 @@ struct Trainer {
     // Names and values that must be the same on all ranks besides the options.
     std::vector<std::pair<std::string, std::string>> facts() const;
     AdamW adamw() const;
-    // After the first step of a pipeline, which times the products of each rank by itself: from now on, all ranks compute a product by
-    // the same algorithm, as a resumed run does by the one in the checkpoint. Graphs that were captured are captured again.
+    // After the first step of a pipeline, which times the products of each rank by itself: from now on, all ranks compute a product
+    // by the same algorithm, as a resumed run does by the one in the checkpoint. Graphs that were captured are captured again.
     void agree_on_products();
     bool is_verified(int64_t number) const;  // number: from 1
     void launch(CapturedGraph& work);
     void fill_batches(const Fill& fill);
     void queue_micro_batches(StepBuffers& buffers, bool verified);
-    // All micro-batches. pass: of a verified step, which computes them twice, as Verifier::end_micro_batch takes it; none: not verified.
+    // All micro-batches. pass: of a verified step, which computes them twice, as Verifier::end_micro_batch takes it; none: not
+    // verified.
     void queue_passes(StepBuffers& buffers, std::optional<int> pass);
     void queue_micro_batch(int64_t micro, StepBuffers& buffers, std::optional<int> pass);
     // The same through this stage, where there are several.

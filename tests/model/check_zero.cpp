@@ -1,5 +1,5 @@
-// The order of the exchanges between ranks: test_several_devices.py starts the program once per rank. The exchanges of a step are done
-// as late as its waits allow, where a missing wait changes results, and the bits are those of exchanges that are done at once.
+// The order of the exchanges between ranks: test_several_devices.py starts the program once per rank. The exchanges of a step are
+// done as late as its waits allow, where a missing wait changes results, and the bits are those of exchanges that are done at once.
 #include "check.h"
 #include "model/zero.h"
 #include "run/ranks.h"

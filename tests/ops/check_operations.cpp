@@ -16,7 +16,8 @@
 // sizes of types, hardly on their pairs.
 //
 // --every N: every Nth shape alone, other ones for each combination of types; without --once, of the large shapes, which take
-// most of the time, and each of those with one of N or more combinations. `make test-all` runs every shape. For sanitizers: whether a barrier is missing hardly depends on the shape.
+// most of the time, and each of those with one of N or more combinations. `make test-all` runs every shape. For sanitizers: whether
+// a barrier is missing hardly depends on the shape.
 //
 // --fault NAME puts a wrong variant in the place of all others: the checks have to see it in every operation
 // to which it applies, for every combination of the types' sizes; then the program ends with 1, as with any failure,

@@ -15,8 +15,8 @@
 //     own, in the same order in every run, and p and ds go straight from accumulators to operands in both. The
 //     workspace is delta, f32[B,NH,T].
 // flash_atomic: the keys' kernel alone: its blocks hand ds' around in LDS and add the step's ds k to dq in memory, in fp32, in
-//     any order: not deterministic. In bf16 alone: in fp16 it would spill on MI300X. The workspace is dq's sums, which a kernel rounds afterwards, and delta. It takes no masks:
-//     MI300X has no scalar registers left for them.
+//     any order: not deterministic. In bf16 alone: in fp16 it would spill on MI300X. The workspace is dq's sums, which a kernel
+//     rounds afterwards, and delta. It takes no masks: MI300X has no scalar registers left for them.
 #include "ops/attention/attention.h"
 #include "ops/attention/flash.h"
 

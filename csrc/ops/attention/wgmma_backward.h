@@ -13,8 +13,8 @@ struct Statistics {
 };
 
 constexpr int keys_per_turn = 128;
-// Whether wgmma_backward_turns.hip computes a call with heads of 64 or 128: of queries that see all keys, up to their own where causal.
-// Queries then may begin after some blocks of keys, as those of a piece of a sequence do.
+// Whether wgmma_backward_turns.hip computes a call with heads of 64 or 128: of queries that see all keys, up to their own where
+// causal. Queries then may begin after some blocks of keys, as those of a piece of a sequence do.
 inline bool takes_turns(int64_t queries, int64_t keys, bool has_first, bool has_ends, bool causal,
                         int64_t window) {
     if (has_first || (window > 0 && window < keys)) return false;

@@ -22,8 +22,8 @@ void add_to_rows(int64_t M, int64_t N, const T* bias, O* out) {
         for (int64_t j = 0; j < N; j++) out[i * N + j] += O(bias[j]);
 }
 
-// out[M,N] = initial + a * b (+ bias[N]), rounded once, but for the bias where the sums are made in out. Storage other than the arithmetic's goes through a block of rows,
-// long enough that packing b again for each does not show.
+// out[M,N] = initial + a * b (+ bias[N]), rounded once, but for the bias where the sums are made in out. Storage other than the
+// arithmetic's goes through a block of rows, long enough that packing b again for each does not show.
 template <class T, class O>
 void product(int64_t M, int64_t N, int64_t K, Matrix<T> a, Matrix<T> b, const O* initial, O* out,
              const T* bias = nullptr) {

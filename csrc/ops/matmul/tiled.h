@@ -42,9 +42,9 @@
 
 namespace llamac::tiled {
 
-// How a warp's operands come from LDS. load_first: then they are multiplied. two_sets: the next are loaded while these are multiplied.
-// in_place: the same with one set, whose parts are replaced as soon as they are multiplied; of operands along k (others:
-// load_first).
+// How a warp's operands come from LDS. load_first: then they are multiplied. two_sets: the next are loaded while these are
+// multiplied. in_place: the same with one set, whose parts are replaced as soon as they are multiplied; of operands along k
+// (others: load_first).
 enum class Schedule { load_first, two_sets, in_place };
 
 // Sizes by matrix instruction. block_tile, warp_tile: of the result. step: of k. stages: of the pipeline in LDS, each
@@ -419,9 +419,9 @@ struct NoScale {
     __device__ float row(int) const { return 0; }
 };
 
-// out[m][n] = scale(sums[m][n], m, n) (+ initial[m][n]). A lane holds parts of rows; through LDS, an epilogue tile at a time, neighbouring lanes
-// get neighbouring 16 bytes of a row. A thread reads `initial` where it writes `out`: they may be the same. whole: no row or
-// column is beyond M or N, so that no store is masked: the compiler then knows how many are on their way.
+// out[m][n] = scale(sums[m][n], m, n) (+ initial[m][n]). A lane holds parts of rows; through LDS, an epilogue tile at a time,
+// neighbouring lanes get neighbouring 16 bytes of a row. A thread reads `initial` where it writes `out`: they may be the same.
+// whole: no row or column is beyond M or N, so that no store is masked: the compiler then knows how many are on their way.
 template <class P, bool whole, class O, class Scale>
 __device__ void store(O* out, const O* initial, const Scale& scale, const Sums& sums, int first_m,
                       int first_n, int M, int N) {
