@@ -24,6 +24,7 @@
 #include "ops/rmsnorm.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "ops/column_sums.h"
@@ -50,7 +51,8 @@ void rmsnorm_backward_reference(View<T, 2> dx, View<G, 1> dweight, View<T, 2> ou
         for (int64_t c = 0; c < C; c++) {
             const A g = A(dout(n, c)) * A(weight(c)), xhat = A(x(n, c)) * rstd(n);
             const A past = dresidual ? A(dresidual(n, c)) : A(0);
-            dx(n, c) = T(rstd(n) * (g - xhat * mean) + past);
+            // Of two products, a compiler may fuse either with the subtraction, and another one where it vectorizes the loop.
+            dx(n, c) = T(std::fma(rstd(n), std::fma(-xhat, mean, g), past));
             if (out) out(n, c) = T(xhat * A(weight(c)));
         }
     }
