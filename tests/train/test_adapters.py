@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from debug_states import first_difference, run_model
+from launch import needs
 from run import (
     ROOT,
     T,
@@ -299,8 +300,9 @@ def test_accumulation(train, data, tmp_path):
 
 
 @pytest.mark.parametrize("level", [0, 3])
-def test_ranks_read_frozen_codes(train, data, tmp_path, base, level):
+def test_ranks_read_frozen_codes(build, train, data, tmp_path, base, level):
     """One of the ranks reads a frozen weight and encodes it; the others receive codes and scales."""
+    needs(build, "GLOO", 2)
     run = {**ADAPTERS, **E4M3, "model": base, "total_batch_size": 4 * T}
     train(*flags(data, tmp_path / "one", batch_size=2, **run))
     train(*flags(data, tmp_path / "two", **run, **RANKS["2"], zero=level))
@@ -311,7 +313,8 @@ def test_ranks_read_frozen_codes(train, data, tmp_path, base, level):
     "ranks, trained",
     [pytest.param("2", ADAPTERS, marks=pytest.mark.more), ("2 groups", {"freeze": FROZEN, **SHORT})],
 )
-def test_levels_have_the_same_bits(train, data, tmp_path, ranks, trained):
+def test_levels_have_the_same_bits(build, train, data, tmp_path, ranks, trained):
+    needs(build, "GLOO", RANKS[ranks]["devices"])
     run = {"steps": 4, "dtype": "bf16", **RANKS[ranks], **trained}
     for level in range(4):
         train(*flags(data, tmp_path / f"{level}", zero=level, **run))
