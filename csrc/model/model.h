@@ -57,7 +57,7 @@ struct Model {
     Tensor own_tokens, own_targets, own_softmax, softmax;
     // With several stages: the logits of a token; where they have several chunks, the gradient that goes to another one.
     Tensor shared_logits, outgoing;
-    Tensor collected;  // with tensor parallelism: parts of tensors on their way to files (train/collect.h)
+    Tensor collected;  // with tensor parallelism: parts of tensors on their way to files (train/save.cpp)
     // With context parallelism: keys and values of whole sequences, [B,T,2*NKV*HD], and their gradients; the same as parts of the
     // ranks, as they are exchanged.
     Tensor keys, dkeys, key_parts;

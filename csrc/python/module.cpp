@@ -22,7 +22,7 @@
 #include "native.h"
 #include "platform/cpu_level.h"
 #include "program/spikes.h"
-#include "run/choices.h"
+#include "run/flag_table.h"
 #include "run/options.h"
 #include "run/schedule.h"
 #include "run/version.h"

@@ -7,7 +7,6 @@
 
 #include "core/json.h"
 #include "core/words.h"
-#include "run/choices.h"
 #include "run/toml.h"
 
 namespace llamac {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "core/observer.h"
@@ -17,6 +16,10 @@ namespace llamac {
 namespace {
 
 using nlohmann::json;
+
+// The assumptions: the shares of published rates that operations and exchanges reach on a device without a row of rates that it
+// reaches, and, for all, the least time of an operation. docs/training.md compares estimates with measured runs.
+constexpr double product_share = 0.65, memory_share = 0.85, link_share = 0.7, least_seconds = 5e-6;
 
 std::string lower(std::string text) {
     std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -64,6 +67,29 @@ struct Counter {
     static bool is_fp8(DType dtype) { return size_of(dtype) == 1; }
 };
 
+// Ranks that are `distance` apart, the first one of which is the first of a host.
+struct Ring {
+    const Links& links;
+    int64_t ranks, distance;
+
+    // Of a reduce_scatter or an all_gather (an all_reduce is both) in which each rank sends so many bytes, while the rings of the
+    // ranks between do the same. As many rings as there are devices in a host leave it through one device each.
+    double seconds(double bytes) const {
+        if (ranks == 1 || links.to_one == 0) return 0;
+        const int64_t in_host = std::clamp<int64_t>(links.per_host / distance, 1, ranks),
+                      hosts = (ranks + in_host - 1) / in_host;
+        const auto in = static_cast<double>(in_host), between = static_cast<double>(hosts - 1),
+                   inside = static_cast<double>(ranks - 1) - between;
+        const double host_rate = std::min(links.to_all, (in - 1) * links.to_one),
+                     network_rate = in * links.network;
+        const double rate = hosts == 1     ? host_rate
+                            : in_host == 1 ? network_rate
+                                           : std::min(host_rate, network_rate);
+        return links.call + inside * links.step_in_host + between * links.step_between_hosts +
+               bytes / (link_share * rate);
+    }
+};
+
 // A step of one device, in seconds: kernels one after another, and the exchanges between them.
 struct Stage {
     double forward = 0,
@@ -85,7 +111,7 @@ std::vector<SegmentExchange> segment_exchanges(const Trainer& t, const Links& li
     if (s.ranks == 1) return {};
     const auto group = static_cast<double>(s.group), groups = static_cast<double>(s.groups()),
                micro_batches = static_cast<double>(t.accumulation);
-    const Ring in_group{s.group, o.tensor.ranks}, between{s.groups(), o.tensor.ranks * s.group};
+    const Ring in_group{links, s.group, o.tensor.ranks}, between{links, s.groups(), o.tensor.ranks * s.group};
     const auto gradient_bytes = static_cast<double>(size_of(s.sums.value_or(o.precision.gradients))),
                weight_bytes = static_cast<double>(size_of(o.precision.weights)),
                sums = s.shares_gradients() ? micro_batches : 1,
@@ -98,8 +124,8 @@ std::vector<SegmentExchange> segment_exchanges(const Trainer& t, const Links& li
         const double gradients = elements * gradient_bytes,
                      gathered = s.shares_states() ? elements * weight_bytes : gradients,
                      part = (group - 1) / group, others = (groups - 1) / groups * gradients / group;
-        found.push_back({in_group.seconds(links, part * gradients) + 2 * between.seconds(links, others),
-                         in_group.seconds(links, part * gathered)});
+        found.push_back({in_group.seconds(part * gradients) + 2 * between.seconds(others),
+                         in_group.seconds(part * gathered)});
         sent += sums * (part * gradients + 2 * others) + gathers * part * gathered;
     }
     return found;
@@ -167,11 +193,11 @@ void add_data_axis(Stage& stage, const Trainer& t, const Links& links) {
 void add_pipeline_axis(Stage& stage, const Trainer& t, const Links& links) {
     const ModelOptions& o = t.model.options;
     if (o.pipeline.ranks == 1) return;
-    const Ring next{2, t.mesh.ranks_per_stage()};
+    const Ring next{links, 2, t.mesh.ranks_per_stage()};
     const auto bytes = static_cast<double>(o.rows() * t.config.C * size_of(o.precision.weights)) /
                        static_cast<double>(o.tensor.ranks),
                micro_batches = static_cast<double>(t.accumulation), chunks = static_cast<double>(o.chunks);
-    const double seconds = chunks * next.seconds(links, bytes);
+    const double seconds = chunks * next.seconds(bytes);
     stage.forward += seconds;
     stage.backward += seconds;
     stage.waited += 2 * micro_batches * seconds;
@@ -182,22 +208,23 @@ void add_pipeline_axis(Stage& stage, const Trainer& t, const Links& links) {
 Stage stage_of(Trainer& t, const PlannedDevice& device, Estimate& sum) {
     Model& m = t.model;
     const Links& links = device.links;
-    const Ring tensor{m.options.tensor.ranks, 1}, context{m.options.context.ranks, m.options.tensor.ranks};
+    const Ring tensor{links, m.options.tensor.ranks, 1},
+        context{links, m.options.context.ranks, m.options.tensor.ranks};
     Stage stage;
     Counter counter{device, sum};
-    const Observer observer{
-        .before = {},
-        .after_run = {},
-        .after_copy = {},
-        .planned = [&](const Call& call) { counter.add(call); },
-        .planned_exchange =
-            [&](ExchangeAxis axis, int64_t bytes) {
-                const auto sent = static_cast<double>(bytes);
-                const double seconds = (axis == ExchangeAxis::tensor ? tensor : context).seconds(links, sent);
-                sum.seconds += counter.times * seconds;
-                stage.waited += counter.times * seconds;
-                stage.sent += counter.times * sent;
-            }};
+    const Observer observer{.before = {},
+                            .after_run = {},
+                            .after_copy = {},
+                            .planned = [&](const Call& call) { counter.add(call); },
+                            .planned_exchange =
+                                [&](ExchangeAxis axis, int64_t bytes) {
+                                    const auto sent = static_cast<double>(bytes);
+                                    const double seconds =
+                                        (axis == ExchangeAxis::tensor ? tensor : context).seconds(sent);
+                                    sum.seconds += counter.times * seconds;
+                                    stage.waited += counter.times * seconds;
+                                    stage.sent += counter.times * sent;
+                                }};
     m.context.observer = &observer;
     m.context.dry_run = true;
     if (m.fp8) m.fp8->measured.assign(m.fp8->measured.size(), true);
@@ -230,6 +257,7 @@ Stage stage_of(Trainer& t, const PlannedDevice& device, Estimate& sum) {
 // micro-batches.
 std::vector<std::pair<int64_t, int64_t>> different_stages(const Config& config, const Options& options,
                                                           int64_t count) {
+    if (options.pp == 1) return {{0, 1}};
     std::map<std::vector<int64_t>, size_t> known;
     std::vector<std::pair<int64_t, int64_t>> found;
     const std::vector<LayerRange> parts = parts_of(config, model_options(options, 0, count));
@@ -369,24 +397,20 @@ Estimate estimate_step(Trainer& t, const PlannedDevice& table) {
     const auto micro_batches = static_cast<double>(t.accumulation),
                chunks = static_cast<double>(t.options.pp_chunks);
     double slowest = 0, all = 0, end = 0;
-    const auto add = [&](const Stage& stage, int64_t stages) {
+    for (const auto& [rank, stages] : different_stages(t.config, t.options, t.ranks.count)) {
+        Stage stage = own;
+        if (rank != t.ranks.own) {
+            Ranks ranks;
+            ranks.own = rank;
+            ranks.count = t.ranks.count;
+            Trainer other(t.options, std::nullopt, ranks);
+            Estimate unused;
+            stage = stage_of(other, device, unused);
+        }
         const double pass = stage.forward + stage.backward;
         slowest = std::max(slowest, pass);
         all += static_cast<double>(stages) * pass;
         end = std::max(end, stage.end);
-    };
-    if (t.options.pp == 1) add(own, 1);
-    for (const auto& [rank, stages] : t.options.pp == 1
-                                          ? std::vector<std::pair<int64_t, int64_t>>{}
-                                          : different_stages(t.config, t.options, t.ranks.count)) {
-        Ranks ranks;
-        ranks.own = rank;
-        ranks.count = t.ranks.count;
-        Estimate others;
-        add(rank == t.ranks.own
-                ? own
-                : stage_of(*std::make_unique<Trainer>(t.options, std::nullopt, ranks), device, others),
-            stages);
     }
     // A stage waits once for each other one's part of a micro-batch: of one chunk, if it has several.
     sum.idle = (all - slowest) / chunks;
@@ -404,8 +428,7 @@ double one_device_seconds(const Options& options, int64_t tokens, const PlannedD
     one.shard_group = 0;
     one.recompute = {};
     one.batch_size = 1;
-    Ranks ranks;
-    Trainer t(one, {}, ranks);
+    Trainer t(one);
     return estimate_step(t, device).seconds;
 }
 

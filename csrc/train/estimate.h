@@ -6,10 +6,19 @@
 #include <string>
 #include <vector>
 
-#include "train/links.h"
 #include "train/trainer.h"
 
 namespace llamac {
+
+// The published rates of links, between the devices of a host and from host to host. Bytes per second in one direction; 0: not in the table.
+struct Links {
+    double to_one = 0;     // from a device to another one of its host
+    double to_all = 0;     // from a device to all others of its host together
+    double network = 0;    // from a device to other hosts
+    int64_t per_host = 8;  // devices
+    // Seconds per collective, and per step of its ring in a host, and between hosts.
+    double call = 0, step_in_host = 0, step_between_hosts = 0;
+};
 
 // Rows of configs/tables/devices.toml.
 struct PlannedDevice {
@@ -42,10 +51,6 @@ Options planned_options(const Options& options);
 
 // The ranks of a dry run, seen from the first rank of the stage that takes the most memory.
 Ranks planned_ranks(const Options& options, int64_t count);
-
-// The estimate's assumptions for a device without a row of rates that it reaches: shares of the published ones, and, for all,
-// the least time of an operation. docs/training.md compares estimates with measured runs.
-constexpr double product_share = 0.65, memory_share = 0.85, least_seconds = 5e-6;
 
 // Of one device.
 struct Estimate {

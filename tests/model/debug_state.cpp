@@ -16,7 +16,7 @@
 #include "data/tokens.h"
 #include "model/optimizer.h"
 #include "platform/threads.h"
-#include "run/choices.h"
+#include "run/flag_table.h"
 #include "run/ranks.h"
 
 using namespace llamac;
