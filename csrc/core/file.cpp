@@ -111,21 +111,9 @@ std::string read_file(const std::string& path, int64_t max_bytes) {
     return text;
 }
 
+// The name is random, so that two writers of one file each have their own; O_EXCL follows no link.
 FileWriter::FileWriter(const OpenFolder& in, const std::string& called)
     : folder(in), name(called), path(in.path + "/" + called) {
-    create();
-}
-
-FileWriter::FileWriter(const std::string& file_path)
-    : parent(std::make_unique<OpenFolder>(parent_of(file_path))),
-      folder(*parent),
-      name(name_of(file_path)),
-      path(file_path) {
-    create();
-}
-
-// The name is random, so that two writers of one file each have their own; O_EXCL follows no link.
-void FileWriter::create() {
     folder.check();
     std::random_device random;
     do {

@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <string_view>
 
@@ -58,7 +57,6 @@ struct InputFile {
 // temporary file.
 struct FileWriter {
     FileWriter(const OpenFolder& folder, const std::string& name);  // the folder must outlive it
-    explicit FileWriter(const std::string& path);
     FileWriter(const FileWriter&) = delete;
     FileWriter& operator=(const FileWriter&) = delete;
     ~FileWriter();
@@ -72,12 +70,9 @@ struct FileWriter {
     uint64_t finish();
 
   private:
-    void create();
-
-    const std::unique_ptr<const OpenFolder> parent;  // null: it is the caller's
     const OpenFolder& folder;
-    const std::string name;
-    std::string path, temporary;
+    const std::string name, path;
+    std::string temporary;
     int descriptor = -1;
     int64_t written = 0, unsynced = 0;  // bytes; unsynced: since the last fdatasync
     XXH3_state_s* hash = nullptr;

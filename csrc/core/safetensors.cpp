@@ -282,19 +282,6 @@ void SafetensorsWriter::write(const NamedTensor& next, const void* data) {
     file.write(columns.data(), t.bytes());
 }
 
-void write_safetensors(FileWriter& file, const std::vector<NamedTensor>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
-    SafetensorsWriter writer(file, tensors, metadata);
-    for (const NamedTensor& t : tensors) writer.write(t);
-}
-
-uint64_t write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
-                           const std::map<std::string, std::string>& metadata) {
-    FileWriter file(path);
-    write_safetensors(file, tensors, metadata);
-    return file.finish();
-}
-
 namespace {
 
 constexpr const char *single_file = "model.safetensors", *index_file = "model.safetensors.index.json";

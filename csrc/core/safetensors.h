@@ -77,12 +77,6 @@ struct SafetensorsWriter {
   private:
     FileWriter& file;
 };
-// All at once.
-void write_safetensors(FileWriter& file, const std::vector<NamedTensor>& tensors,
-                       const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
-// The same into a file of its own. Returns its XXH3_64.
-uint64_t write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
-                           const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
 // The name of a file in a directory that has weights, in a format that can be read or not, the readable one first; ""
 // where there is none.

@@ -33,6 +33,13 @@ std::vector<std::string> split_list(const std::string& list) {
     return words;
 }
 
+std::string alternatives(const std::vector<std::string>& words) {
+    std::string list;
+    for (size_t i = 0; i < words.size(); i++)
+        list += (i == 0 ? "" : i + 1 < words.size() ? ", " : " or ") + words[i];
+    return list;
+}
+
 std::string suggestion(const std::string& name, const std::vector<std::string>& known,
                        const std::string& dashes) {
     std::vector<std::string> found;
@@ -44,10 +51,8 @@ std::string suggestion(const std::string& name, const std::vector<std::string>& 
     }
     for (size_t i = 0; least == 3 && name.size() >= 3 && found.size() < 3 && i < known.size(); i++)
         if (known[i].find(name) != std::string::npos) found.push_back(known[i]);
-    std::string list;
-    for (size_t i = 0; i < found.size(); i++)
-        list += (i == 0 ? "" : i + 1 < found.size() ? ", " : " or ") + dashes + found[i];
-    return list.empty() ? "" : " (did you mean " + list + "?)";
+    for (std::string& name_found : found) name_found = dashes + name_found;
+    return found.empty() ? "" : " (did you mean " + alternatives(found) + "?)";
 }
 
 }  // namespace llamac

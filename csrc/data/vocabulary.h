@@ -7,6 +7,8 @@
 //   the bytes of all tokens, in the order of their ids, as the tokenizer's decoder gives them: a text is their
 //     concatenation
 #pragma once
+#include <array>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,10 +19,10 @@ namespace llamac {
 enum class Dropped : uint32_t { nothing, space, first_spaces };
 
 struct Vocabulary {
-    std::vector<std::string> tokens;       // bytes of each id, special tokens under their names
-    int64_t bos = -1, eos = -1, pad = -1;  // -1: there is none
-    uint64_t hash = 0;                     // XXH3_64 of the tokenizer's file, as the shards record it
-    Dropped drops = Dropped::nothing;      // by decoding
+    std::vector<std::string> tokens;   // bytes of each id, special tokens under their names
+    int64_t bos = -1, eos = -1;        // -1: there is none
+    uint64_t hash = 0;                 // XXH3_64 of the tokenizer's file, as the shards record it
+    Dropped drops = Dropped::nothing;  // by decoding
 };
 
 // Whether the content of a file begins as a vocabulary file does.
@@ -28,5 +30,18 @@ bool is_vocabulary(std::string_view content);
 
 // Throws Error if the content is malformed or damaged.
 Vocabulary parse_vocabulary(std::string_view content, const std::string& path);
+
+// The 16 words before the content, which a file of questions (questions.h) has, too.
+struct DataHeader {
+    uint32_t count;                     // word 2
+    std::array<uint32_t, 3> numbers;    // words 3 to 5
+    uint64_t tokenizer_hash, checksum;  // words 6 to 9
+    uint32_t kind;                      // word 10
+};
+constexpr size_t data_header_bytes = 64;
+// Throws Error if it is malformed, has another magic number, or a larger kind.
+DataHeader parse_header(std::string_view content, const std::string& path, uint32_t magic, uint32_t max_kind);
+// Throws Error if what follows the header has another checksum.
+void check_checksum(std::string_view content, const std::string& path, const DataHeader& header);
 
 }  // namespace llamac

@@ -50,10 +50,7 @@ Prompts generate_for_python(LockedInference& of, const Prompts& prompts, int64_t
 }
 
 py::array_t<float> next_logits_of(LockedInference& of, const std::vector<int32_t>& tokens, size_t prompt) {
-    const std::vector<float> logits = [&] {
-        const Turn turn(of);
-        return of.next_logits(tokens, prompt);
-    }();
+    const std::vector<float> logits = in_turn(of, [&] { return of.next_logits(tokens, prompt); });
     const int64_t V = of.model.config.V;
     py::array_t<float> array({static_cast<int64_t>(logits.size()) / V, V});
     std::copy(logits.begin(), logits.end(), array.mutable_data());
@@ -74,10 +71,7 @@ py::tuple score_rows(LockedInference& of, const Ids& tokens, const Ids& targets,
     const std::span<float> all(losses.mutable_data(), static_cast<size_t>(losses.size()));
     const std::span<bool> flags(likeliest.mutable_data(), static_cast<size_t>(likeliest.size()));
     const int32_t *from = tokens.data(), *to = targets.data();
-    {
-        const Turn turn(of);
-        of.score(from, to, B, T, all, flags);
-    }
+    in_turn(of, [&] { of.score(from, to, B, T, all, flags); });
     return py::make_tuple(losses, wants_likeliest ? py::object(likeliest) : py::none());
 }
 

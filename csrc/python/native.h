@@ -22,6 +22,13 @@ struct Turn {
     std::lock_guard<std::mutex> held;
 };
 
+// What `call` returns, computed in a turn.
+template <class T, class Call>
+auto in_turn(const Locked<T>& of, const Call& call) {
+    const Turn turn(of);
+    return call();
+}
+
 void define_trainer(pybind11::module_& m);
 void define_inference(pybind11::module_& m);
 

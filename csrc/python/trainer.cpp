@@ -7,7 +7,6 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/config_json.h"
@@ -78,26 +77,20 @@ py::dict step(LockedTrainer& t, const Ids& tokens, const Ids& targets, bool coun
     };
     const int64_t own =
         std::count_if(targets.data(), targets.data() + targets.size(), [](int32_t id) { return id >= 0; });
-    StepResult result;
-    {
-        const Turn turn(t);
+    return as_dict(in_turn(t, [&] {
         std::optional<int64_t> count;
         if (counted) count = static_cast<int64_t>(t.sum_over_data("targets", static_cast<double>(own)));
         if (count == 0) fail("step: expected a target that counts, found only -100");
         t.start_step(batch, count);
-        result = t.finish_step();
-    }
-    return as_dict(result);
+        return t.finish_step();
+    }));
 }
 
 py::dict next_step(LockedTrainer& t) {
-    StepResult result;
-    {
-        const Turn turn(t);
+    return as_dict(in_turn(t, [&] {
         t.start_step();
-        result = t.finish_step();
-    }
-    return as_dict(result);
+        return t.finish_step();
+    }));
 }
 
 // tokens, targets: [rows,T].
@@ -119,13 +112,8 @@ double loss_of(LockedTrainer& t, const Ids& tokens, const Ids& targets) {
 
 // {task: its score}.
 py::dict scores_of(LockedTrainer& t) {
-    std::vector<Score> scores;
-    {
-        const Turn turn(t);
-        scores = evaluate(t);
-    }
     py::dict all;
-    for (const Score& score : scores)
+    for (const Score& score : in_turn(t, [&] { return evaluate(t); }))
         all[score.task.c_str()] =
             py::dict("accuracy"_a = score.accuracy, "accuracy_norm"_a = score.accuracy_norm,
                      "questions"_a = score.questions);
@@ -147,11 +135,6 @@ py::dict parameters(LockedTrainer& t) {
     visit_weights(t,
                   [&](const Parameter&, const Tensor& weight) { copy_as(DType::f32, to[next++], weight); });
     return all;
-}
-
-void save_as(LockedTrainer& t, const std::string& directory) {
-    const Turn turn(t);
-    save_to(t, directory);
 }
 
 Options options_of_plan(const Layers& layers, const std::string& device, const std::string& memory,
@@ -177,21 +160,12 @@ py::dict plan(const Layers& layers, int64_t devices, const std::string& device, 
     const Ranks ranks = planned_ranks(options, devices);
     Trainer t(options, {}, ranks);
     const Estimate e = estimate_step(t, planned_device);
-    py::dict d;
-    d["device"] = planned_device.name;
-    d["available"] = options.device_memory.bytes;
-    d["memory"] = e.memory;
-    d["seconds"] = e.seconds;
-    d["flops"] = e.flops;
-    d["moved"] = e.moved;
-    d["exchanged"] = e.exchanged;
-    d["waited"] = e.waited;
-    d["idle"] = e.idle;
-    d["micro_batches"] = t.accumulation;
-    d["tokens_per_step"] = t.tokens_per_step();
-    d["parameters"] = count_parameters(t.config);
-    d["assumptions"] = assumptions(planned_device);
-    return d;
+    return py::dict("device"_a = planned_device.name, "available"_a = options.device_memory.bytes,
+                    "memory"_a = e.memory, "seconds"_a = e.seconds, "flops"_a = e.flops, "moved"_a = e.moved,
+                    "exchanged"_a = e.exchanged, "waited"_a = e.waited, "idle"_a = e.idle,
+                    "micro_batches"_a = t.accumulation, "tokens_per_step"_a = t.tokens_per_step(),
+                    "parameters"_a = count_parameters(t.config),
+                    "assumptions"_a = assumptions(planned_device));
 }
 
 }  // namespace
@@ -215,23 +189,19 @@ void define_trainer(py::module_& m) {
         .def("step", &step)
         .def("step", &next_step)
         .def("validate", &loss_of)
-        .def("validate",
-             [](LockedTrainer& t) {
-                 const Turn turn(t);
-                 return validate(t);
-             })
+        .def("validate", [](LockedTrainer& t) { return in_turn(t, [&] { return validate(t); }); })
         .def("evaluate", &scores_of)
         .def("sample",
-             [](LockedTrainer& t, std::vector<int32_t> prompt, int64_t count, double temperature,
+             [](LockedTrainer& t, const std::vector<int32_t>& prompt, int64_t count, double temperature,
                 int64_t top_k) {
-                 const Turn turn(t);
-                 return sample(t, std::move(prompt), count, temperature, top_k);
+                 return in_turn(t, [&] { return sample(t, prompt, count, temperature, top_k); });
              })
         .def("text_of", [](const LockedTrainer& t,
                            const std::vector<int32_t>& ids) { return py::bytes(text_of(t, ids)); })
         .def("first_token", [](const LockedTrainer& t) { return first_token(t); })
         .def("parameters", &parameters)
-        .def("save", &save_as)
+        .def("save", [](LockedTrainer& t,
+                        const std::string& directory) { in_turn(t, [&] { save_to(t, directory); }); })
         .def_property_readonly("steps_done", [](const LockedTrainer& t) { return t.step; })
         .def_property_readonly("accumulation", [](const LockedTrainer& t) { return t.accumulation; })
         .def_property_readonly("warnings", [](const LockedTrainer& t) { return t.warnings; })

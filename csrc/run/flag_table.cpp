@@ -15,13 +15,6 @@ namespace {
 using nlohmann::json;
 using Words = std::vector<std::string>;
 
-// Whether the whole text is one number.
-template <class T>
-bool parse_number(std::string_view text, T& number) {
-    const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    return error == std::errc() && stop == text.data() + text.size();
-}
-
 std::vector<int32_t> parse_ids(const std::string& list) {
     std::vector<int32_t> ids;
     for (const std::string& part : split_list(list))
@@ -231,16 +224,13 @@ std::vector<FlagRow> read_flags() {
 }
 
 std::string expected(const FlagRow& flag) {
-    std::string text;
-    for (size_t i = 0; i < flag.choices.size(); i++)
-        text += (i == 0 ? "" : i + 1 < flag.choices.size() ? ", " : " or ") + flag.choices[i];
-    if (!text.empty()) return text;
+    if (!flag.choices.empty()) return alternatives(flag.choices);
     const std::map<std::string, const char*> kinds = {{"text", "text in UTF-8"},
                                                       {"integer", "an integer"},
                                                       {"number", "a number"},
                                                       {"switch", "true or false"},
                                                       {"list", "a list of strings"}};
-    text = kinds.at(flag.type);
+    std::string text = kinds.at(flag.type);
     const bool whole = flag.type == "integer";
     const auto bound = [&](double x) {
         return whole ? std::to_string(static_cast<int64_t>(x)) : json(x).dump();

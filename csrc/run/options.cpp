@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -27,10 +26,8 @@ using nlohmann::json;
 // The text of the command line as JSON of the flag's type. A text that is not a number stays text, which assign() refuses.
 json from_text(const FlagRow& flag, const std::string& text) {
     const auto number = [&](auto value) -> json {
-        const char* end = text.data() + text.size();
-        const auto [stop, error] = std::from_chars(text.data(), end, value);
-        const bool finite = std::isfinite(static_cast<double>(value));  // JSON has no other numbers
-        return error == std::errc() && stop == end && finite ? json(value) : json(text);
+        const bool is_number = parse_number(text, value);
+        return is_number && std::isfinite(static_cast<double>(value)) ? json(value) : json(text);
     };
     if (flag.type == "integer") return number(int64_t{});
     if (flag.type == "number") return number(double{});
@@ -278,11 +275,11 @@ Options parse_options(int argc, const char* const* argv) {
     parse_command_line(app, argc, argv);
 
     Options options;
-    const auto assign_flags = [&](bool in_file) {
+    const auto assign_flags = [&] {
         for (size_t i = 0; i < given.size(); i++) {
             const FlagRow& flag = flags()[i];
             const Given& g = given[i];
-            if (g.option->count() == 0 || flag.in_file != in_file) continue;
+            if (g.option->count() == 0) continue;
             if (g.text.rfind("--", 0) == 0)
                 fail("--", flag.name, ": expected a value, found the flag ", quote(g.text));
             const std::string& text = g.text.empty() && !flag.alone.empty() ? flag.alone : g.text;
@@ -292,15 +289,12 @@ Options parse_options(int argc, const char* const* argv) {
             assign(options, flag, value, "--" + flag.name);
         }
     };
-    assign_flags(false);
-    assign_flags(true);
-    if (const std::string run = find_run_config(options); !run.empty()) {
+    assign_flags();
+    if (const std::string run = find_run_config(options); !run.empty())
         read_run_config(options, run);
-        assign_flags(true);
-    } else if (!options.config.empty()) {
+    else if (!options.config.empty())
         read_flags_of(options, options.config);
-        assign_flags(true);
-    }
+    assign_flags();
     resolve(options);
     return options;
 }

@@ -1,5 +1,4 @@
 #include "train/inference.h"
-#include "checkpoint/config_json.h"
 #include "checkpoint/weights.h"
 
 #include <algorithm>

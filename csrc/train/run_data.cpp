@@ -4,8 +4,6 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "train/score.h"
-
 namespace llamac {
 namespace {
 
@@ -119,7 +117,7 @@ RunData::RunData(const Options& o, const Config& config, int64_t accumulation)
     : train(load_data(o.train_data, o, config, accumulation)),
       val(load_data(o.val_data, o, config, 1)),
       tokenizer(load_tokenizer(o, train)),
-      questions(load_questions(o.eval_tasks, config.V, hash_of_ids(train, tokenizer))) {
+      questions(read_questions(o.eval_tasks, config.V, hash_of_ids(train, tokenizer))) {
     if (train && val) check_same_tokenizer(*train, *val);
     if (val) val->validation_batches(o.val_steps);  // refuses too little data before the first step
     check_documents(o, config, *this);

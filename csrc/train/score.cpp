@@ -7,7 +7,6 @@
 
 #include "core/device_memory.h"
 #include "core/file.h"
-#include "data/tokens.h"
 #include "platform/ranges.h"
 
 namespace llamac {
@@ -75,22 +74,7 @@ void read_batch(Model& model, const Passes& passes, ChoiceBatch batch, PassBuffe
         copy_bytes(b.losses.data(), model.activations.losses.data, model.activations.losses.bytes());
 }
 
-void check_questions(const Questions& q, int64_t vocab_size, uint64_t tokenizer_hash) {
-    if (q.vocab_size > vocab_size)
-        fail(q.path, ": expected ids of at most the model's vocabulary of ", vocab_size, ", found one of ",
-             q.vocab_size);
-    if (tokenizer_hash != 0 && q.tokenizer_hash != tokenizer_hash)
-        fail(q.path, ": expected ids of the training data's tokenizer (XXH3_64 ", hex(tokenizer_hash),
-             "), found ", hex(q.tokenizer_hash), "; `llamac eval --prepare` makes a new one");
-}
-
 }  // namespace
-
-std::vector<Questions> load_questions(const std::string& list, int64_t vocab_size, uint64_t tokenizer_hash) {
-    std::vector<Questions> all = read_questions(list);
-    for (const Questions& each : all) check_questions(each, vocab_size, tokenizer_hash);
-    return all;
-}
 
 std::string checksums(const std::vector<Questions>& all) {
     std::string text;

@@ -20,9 +20,6 @@ struct Score {
     std::optional<double> accuracy_norm;  // by its logarithm, divided by the choice's length
 };
 
-// read_questions(). Throws Error for questions in ids of another tokenizer than `tokenizer_hash` (0: not known), or of a larger
-// vocabulary than the model's.
-std::vector<Questions> load_questions(const std::string& list, int64_t vocab_size, uint64_t tokenizer_hash);
 // Checksums, for comparison between ranks.
 std::string checksums(const std::vector<Questions>& all);
 

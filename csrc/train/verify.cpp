@@ -123,6 +123,13 @@ void Verifier::hash(const Tensor& x, size_t row, int column) {
 void Verifier::hash_state(const OptimizerState& state, size_t row, int column) {
     for (const Tensor& x : tensors_of(state)) hash(x, row++, column);
 }
+void Verifier::hash_states(size_t row, int column) {
+    for (const Piece& piece : pieces) {
+        hash_state(optimizer_state(model.parameters, *piece.parameter, piece.first, piece.count), row,
+                   column);
+        row += buffers;
+    }
+}
 void Verifier::hash_gradients(int column) {
     const Parameters& p = model.parameters;
     size_t row = gradients;
@@ -148,11 +155,7 @@ OptimizerState Verifier::copy_of(const Piece& piece) const {
 void Verifier::begin() {
     const Range range("verification");
     if (workspace_bytes.data) workspace.use(workspace_bytes.data, workspace_bytes.bytes());
-    size_t row = 0;
-    for (const Piece& piece : pieces) {
-        hash_state(optimizer_state(model.parameters, *piece.parameter, piece.first, piece.count), row, 0);
-        row += buffers;
-    }
+    hash_states(0, 0);
 }
 
 void Verifier::end_micro_batch(int pass, int64_t micro) {
@@ -189,11 +192,7 @@ void Verifier::repeat_optimizer_step() {
 void Verifier::end(double* to) {
     const Range range("verification");
     hash(model.squares, squares, 1);
-    size_t row = results;
-    for (const Piece& piece : pieces) {
-        hash_state(optimizer_state(model.parameters, *piece.parameter, piece.first, piece.count), row, 1);
-        row += buffers;
-    }
+    hash_states(results, 1);
     hash_gradients(1);
     if (!model.context.dry_run) copy_bytes_async(model.context, to, hashes.data, hashes.bytes());
 }

@@ -58,6 +58,7 @@ struct Verifier {
     Tensor cell(size_t row, int column) const;  // f64 [2]
     void hash(const Tensor& x, size_t row, int column);
     void hash_state(const OptimizerState& state, size_t row, int column);
+    void hash_states(size_t row, int column);  // of all pieces
     void hash_gradients(int column);
     OptimizerState copy_of(const Piece& piece) const;
 

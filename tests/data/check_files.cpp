@@ -13,6 +13,7 @@
 #include "core/json.h"
 #include "core/library_gemm.h"
 #include "core/safetensors.h"
+#include "safetensors_file.h"
 
 using namespace llamac;
 
@@ -109,7 +110,8 @@ TEST(check_cut_file) {
 // progress: of each piece, and of each time that the file was made durable.
 TEST(check_progress) {
     int pieces = 0;
-    FileWriter writer(in_folder("large"));
+    const OpenFolder parent(folder);
+    FileWriter writer(parent, "large");
     writer.progress = [&] { pieces++; };
     const std::string bytes(3 << 20, 'x');
     writer.write(bytes.data(), 3 << 20);

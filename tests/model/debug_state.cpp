@@ -18,6 +18,7 @@
 #include "platform/threads.h"
 #include "run/flag_table.h"
 #include "run/ranks.h"
+#include "safetensors_file.h"
 
 using namespace llamac;
 

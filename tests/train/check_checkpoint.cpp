@@ -7,6 +7,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/resume.h"
 #include "core/folder.h"
+#include "safetensors_file.h"
 
 using namespace llamac;
 namespace fs = std::filesystem;

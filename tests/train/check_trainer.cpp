@@ -9,6 +9,7 @@
 #include "checkpoint/config_json.h"
 #include "core/device_memory.h"
 #include "core/observer.h"
+#include "safetensors_file.h"
 #include "small_run.h"
 #include "train/memory.h"
 
