@@ -15,20 +15,13 @@
 #include <vector>
 
 #include "core/folder.h"
+#include "core/words.h"
 
 namespace llamac {
 namespace {
 
 // Bytes that are read or written at once: the cache holds them, for the hash.
 constexpr int64_t piece = 1 << 20;
-
-// Closes on every way out of a function.
-struct Descriptor {
-    int fd;
-    ~Descriptor() {
-        if (fd >= 0) close(fd);
-    }
-};
 
 void sync_folder(const OpenFolder& folder) {
     // Some network file systems cannot sync a folder and say EINVAL: there is nothing better to do there.
@@ -48,26 +41,20 @@ void fail_with_errno(const std::string& path, const char* action) {
     throw SystemError(path + ": cannot " + action + ": " + std::strerror(reason), reason);
 }
 
+Descriptor::~Descriptor() {
+    if (fd >= 0) close(fd);
+}
+
 InputFile::InputFile(const std::string& file_path) : path(file_path) {
     if (path.find('\0') != path.npos) fail(path, ": expected a path, which has no NUL");
     // O_NONBLOCK: opening a pipe returns, to be refused below. It means nothing for a regular file.
-    Descriptor d{uninterrupted([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); })};
-    if (d.fd < 0) fail_with_errno(path, "open");
+    descriptor.fd = uninterrupted([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
+    if (descriptor.fd < 0) fail_with_errno(path, "open");
     struct stat status;
-    if (fstat(d.fd, &status) != 0) fail_with_errno(path, "read");
+    if (fstat(descriptor.fd, &status) != 0) fail_with_errno(path, "read");
     if (!S_ISREG(status.st_mode))
         fail(path, ": expected a file, found ", S_ISDIR(status.st_mode) ? "a folder" : "a device");
     size = status.st_size;
-    descriptor = std::exchange(d.fd, -1);
-}
-
-InputFile::InputFile(InputFile&& other) noexcept
-    : path(std::move(other.path)),
-      size(std::exchange(other.size, 0)),
-      descriptor(std::exchange(other.descriptor, -1)) {}
-
-InputFile::~InputFile() {
-    if (descriptor >= 0) close(descriptor);
 }
 
 void InputFile::read(int64_t first, void* to, int64_t bytes) const {
@@ -89,11 +76,11 @@ void InputFile::read_slice(int64_t first, char* at, int64_t bytes) const {
     while (bytes > 0) {
         // Linux reads 2 GiB in one call at most.
         const ssize_t done =
-            uninterrupted([&] { return pread(descriptor, at, static_cast<size_t>(bytes), first); });
+            uninterrupted([&] { return pread(descriptor.fd, at, static_cast<size_t>(bytes), first); });
         if (done < 0) fail_with_errno(path, "read");
         if (done == 0) {
             struct stat now{};
-            if (fstat(descriptor, &now) != 0) fail_with_errno(path, "read");
+            if (fstat(descriptor.fd, &now) != 0) fail_with_errno(path, "read");
             fail(path, ": expected ", size, " bytes, as when it was opened, found ", now.st_size,
                  ": something has cut the file while it was in use");
         }
@@ -118,12 +105,12 @@ FileWriter::FileWriter(const OpenFolder& in, const std::string& called)
     std::random_device random;
     do {
         temporary = "." + name + "." + hex(uint64_t{random()} << 32 | random()) + ".tmp";
-        descriptor = uninterrupted([&] {
+        descriptor.fd = uninterrupted([&] {
             return openat(folder.fd, temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                           0666);
         });
-    } while (descriptor < 0 && errno == EEXIST);
-    if (descriptor < 0) folder.fail_on(name, "write");
+    } while (descriptor.fd < 0 && errno == EEXIST);
+    if (descriptor.fd < 0) folder.fail_on(name, "write");
     hash = XXH3_createState();
     CHECK(hash != nullptr);
     XXH3_64bits_reset(hash);
@@ -131,7 +118,6 @@ FileWriter::FileWriter(const OpenFolder& in, const std::string& called)
 
 FileWriter::~FileWriter() {
     XXH3_freeState(hash);
-    if (descriptor >= 0) close(descriptor);
     if (!temporary.empty()) unlinkat(folder.fd, temporary.c_str(), 0);
 }
 
@@ -142,7 +128,7 @@ void FileWriter::write(const void* data, int64_t bytes) {
     while (bytes > 0) {
         // In pieces that the cache holds, for the hash; Linux writes 2 GiB in one call at most.
         const ssize_t now = uninterrupted(
-            [&] { return ::write(descriptor, at, static_cast<size_t>(std::min(bytes, piece))); });
+            [&] { return ::write(descriptor.fd, at, static_cast<size_t>(std::min(bytes, piece))); });
         if (now == 0) errno = ENOSPC;
         if (now <= 0) fail_with_errno(path, "write");
         XXH3_64bits_update(hash, at, static_cast<size_t>(now));
@@ -151,7 +137,7 @@ void FileWriter::write(const void* data, int64_t bytes) {
         written += now;
         unsynced += now;
         if (unsynced >= max_unsynced) {
-            if (uninterrupted([&] { return fdatasync(descriptor); }) != 0) fail_with_errno(path, "write");
+            if (uninterrupted([&] { return fdatasync(descriptor.fd); }) != 0) fail_with_errno(path, "write");
             unsynced = 0;
         }
         if (progress) progress();
@@ -159,10 +145,10 @@ void FileWriter::write(const void* data, int64_t bytes) {
 }
 
 uint64_t FileWriter::finish() {
-    if (uninterrupted([&] { return fsync(descriptor); }) != 0) fail_with_errno(path, "write");
+    if (uninterrupted([&] { return fsync(descriptor.fd); }) != 0) fail_with_errno(path, "write");
     if (progress) progress();
     // Interrupted, it is closed all the same.
-    if (close(std::exchange(descriptor, -1)) != 0 && errno != EINTR) fail_with_errno(path, "write");
+    if (close(std::exchange(descriptor.fd, -1)) != 0 && errno != EINTR) fail_with_errno(path, "write");
     folder.check();
     rename_durably(folder, temporary, folder, name);
     temporary.clear();
@@ -196,9 +182,7 @@ uint64_t hash_file(const std::string& path) {
 }
 
 std::string hex(uint64_t hash) {
-    char text[17];
-    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
-    return text;
+    return formatted("%016llx", static_cast<unsigned long long>(hash));
 }
 
 void rename_durably(const OpenFolder& from_folder, const std::string& from, const OpenFolder& to_folder,

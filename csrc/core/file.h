@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "platform/error.h"
 
@@ -31,6 +32,16 @@ auto uninterrupted(const Call& call) {
     return result;
 }
 
+// An open file, closed with its owner; -1: there is none.
+struct Descriptor {
+    int fd = -1;
+
+    Descriptor() = default;
+    explicit Descriptor(int opened) : fd(opened) {}
+    Descriptor(Descriptor&& other) noexcept : fd(std::exchange(other.fd, -1)) {}
+    ~Descriptor();
+};
+
 // An open regular file. It is not mapped: if the file is truncated or the disk fails, a mapping ends the process by SIGBUS,
 // while read() throws.
 struct InputFile {
@@ -38,9 +49,6 @@ struct InputFile {
     int64_t size = 0;  // when it was opened
 
     explicit InputFile(const std::string& path);
-    InputFile(InputFile&& other) noexcept;
-    InputFile& operator=(InputFile&&) = delete;
-    ~InputFile();
 
     // Bytes first .. first+bytes-1, all of them below `size`. Several threads may read; many bytes are read by all threads of
     // the host, because one cannot copy as fast from the cache of files.
@@ -49,7 +57,7 @@ struct InputFile {
   private:
     void read_slice(int64_t first, char* to, int64_t bytes) const;
 
-    int descriptor = -1;
+    Descriptor descriptor;
 };
 
 // Writes a new file .NAME.RANDOM.tmp; finish() syncs it and renames it to NAME. Without finish(), as after an error, the
@@ -73,7 +81,7 @@ struct FileWriter {
     const OpenFolder& folder;
     const std::string name, path;
     std::string temporary;
-    int descriptor = -1;
+    Descriptor descriptor;
     int64_t written = 0, unsynced = 0;  // bytes; unsynced: since the last fdatasync
     XXH3_state_s* hash = nullptr;
 };

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/words.h"
+
 namespace llamac {
 namespace {
 
@@ -125,12 +127,9 @@ std::string ProductCheck::difference(const std::vector<char>& result) const {
     });
     if (within(found, allowed)) return "";
     if (!std::isfinite(found.largest)) return "it has NaN or infinity where our own kernel has numbers";
-    char text[160];
-    std::snprintf(
-        text, sizeof text,
+    return formatted(
         "it differs from our own kernel's by %.2g of the norm and at most %.2g, allowed are %.2g and %.2g",
         found.relative_l2, found.largest, allowed.relative_l2, allowed.largest);
-    return text;
 }
 
 }  // namespace llamac

@@ -286,20 +286,14 @@ namespace {
 
 constexpr const char *single_file = "model.safetensors", *index_file = "model.safetensors.index.json";
 
-bool begins_with(const std::string& text, const char* begin) {
-    return text.rfind(begin, 0) == 0;
-}
-
 // By its name; llamac/model/config.py has the same. Files of an optimizer, of tokens and of a tokenizer are no weights.
 bool is_of_weights(const std::string& name) {
     for (const char* other : {"optimizer", "scheduler", "scaler", "rng_state", "training_args", "tokenizer"})
-        if (begins_with(name, other)) return false;
-    if (begins_with(name, "consolidated.")) return true;
-    const size_t dot = name.rfind('.');
-    const std::string end = dot == name.npos ? "" : name.substr(dot);
-    if (end == ".bin") return name.find("model") != name.npos || name.find("weights") != name.npos;
+        if (name.starts_with(other)) return false;
+    if (name.starts_with("consolidated.")) return true;
+    if (name.ends_with(".bin")) return name.find("model") != name.npos || name.find("weights") != name.npos;
     for (const char* format : {".safetensors", ".gguf", ".pth", ".pt", ".ckpt", ".h5", ".msgpack"})
-        if (end == format) return true;
+        if (name.ends_with(format)) return true;
     return false;
 }
 
@@ -321,7 +315,7 @@ WeightFiles::WeightFiles(const std::string& folder) : directory(folder) {
     if (found != index_file && found != single_file && exists(directory + "/adapter_config.json"))
         fail(directory, ": expected a model, found adapters of one; merge them: llamac export merge ",
              directory, " NEW_DIR");
-    if (begins_with(found, "pytorch_model.bin"))
+    if (found.starts_with("pytorch_model.bin"))
         fail(directory, ": expected model.safetensors, found ", found,
              " alone; convert it: python -c \"from transformers import AutoModelForCausalLM as M; "
              "M.from_pretrained('",
@@ -357,7 +351,7 @@ std::map<std::string, size_t>::const_iterator WeightFiles::place_of(const std::s
     for (const auto& [now, before] : {std::pair{"LayerNorm.weight", "gamma"}, {"LayerNorm.bias", "beta"}})
         if (name.ends_with(now)) names.push_back(name.substr(0, name.rfind('.') + 1) + before);
     for (const char* const base : {"model.", "transformer.", "bert."})
-        if (begins_with(name, base)) {
+        if (name.starts_with(base)) {
             const std::vector<std::string> whole = names;
             for (const std::string& each : whole) names.push_back(each.substr(each.find('.') + 1));
         }

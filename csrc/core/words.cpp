@@ -1,6 +1,8 @@
 #include "core/words.h"
 
 #include <algorithm>
+#include <cstdarg>
+#include <cstdio>
 #include <numeric>
 
 namespace llamac {
@@ -38,6 +40,15 @@ std::string alternatives(const std::vector<std::string>& words) {
     for (size_t i = 0; i < words.size(); i++)
         list += (i == 0 ? "" : i + 1 < words.size() ? ", " : " or ") + words[i];
     return list;
+}
+
+std::string formatted(const char* pattern, ...) {
+    char text[512];
+    va_list values;
+    va_start(values, pattern);
+    std::vsnprintf(text, sizeof text, pattern, values);
+    va_end(values);
+    return text;
 }
 
 std::string suggestion(const std::string& name, const std::vector<std::string>& known,

@@ -12,6 +12,9 @@ std::vector<std::string> split_list(const std::string& list);
 // "a, b or c".
 std::string alternatives(const std::vector<std::string>& words);
 
+// As std::printf prints it, up to 511 bytes.
+std::string formatted(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
+
 // Whether the whole text is one number.
 template <class T>
 bool parse_number(std::string_view text, T& number) {

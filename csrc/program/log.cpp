@@ -10,7 +10,6 @@
 #include <chrono>
 #include <climits>
 #include <cmath>
-#include <cstdarg>
 #include <cstring>
 #include <ctime>
 #include <nlohmann/json.hpp>
@@ -18,6 +17,7 @@
 
 #include "core/file.h"
 #include "core/folder.h"
+#include "core/words.h"
 #include "platform/error.h"
 #include "platform/terminal.h"
 #include "program/stop.h"
@@ -28,16 +28,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
-std::string format(const char* pattern, ...) {
-    char text[512];
-    va_list values;
-    va_start(values, pattern);
-    std::vsnprintf(text, sizeof text, pattern, values);
-    va_end(values);
-    return text;
-}
-
 // "2026-11-23T09:05:07.042Z".
 std::string utc_time() {
     using namespace std::chrono;
@@ -47,7 +37,7 @@ std::string utc_time() {
     gmtime_r(&seconds, &utc);
     char text[32];
     std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
-    return text + format(".%03dZ", static_cast<int>(ms % 1000));
+    return text + formatted(".%03dZ", static_cast<int>(ms % 1000));
 }
 
 std::string host_name() {
@@ -146,17 +136,13 @@ Log::Log(const std::string& out, const RunShape& run_shape, std::FILE* to)
           uninterrupted([&] { return open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666); })),
       console(to),
       run(run_shape) {
-    if (file < 0) fail_with_errno(path, "write");
+    if (file.fd < 0) fail_with_errno(path, "write");
     terminal = terminal_columns(to);
-}
-
-Log::~Log() {
-    if (file >= 0) close(file);
 }
 
 bool Log::is_in_place() const {
     struct stat own, there;
-    return fstat(file, &own) == 0 && stat(path.c_str(), &there) == 0 && own.st_dev == there.st_dev &&
+    return fstat(file.fd, &own) == 0 && stat(path.c_str(), &there) == 0 && own.st_dev == there.st_dev &&
            own.st_ino == there.st_ino;
 }
 
@@ -169,7 +155,7 @@ void Log::flush() {
              ": it was removed or replaced while the run was writing it");
     }
     while (!pending.empty()) {
-        const ssize_t done = uninterrupted([&] { return write(file, pending.data(), pending.size()); });
+        const ssize_t done = uninterrupted([&] { return write(file.fd, pending.data(), pending.size()); });
         if (done == 0) errno = ENOSPC;
         if (done <= 0) fail_with_errno(path, "write");
         pending.erase(0, static_cast<size_t>(done));
@@ -224,7 +210,7 @@ void Log::memory(const std::vector<MemoryRow>& rows) {
     const auto print_row = [&](const MemoryRow& row) {
         const double mib = static_cast<double>(row.bytes) / (1 << 20);
         print("  " + padded(row.group, group) +
-              format("  %8lld  %12.1f", static_cast<long long>(row.tensors), mib));
+              formatted("  %8lld  %12.1f", static_cast<long long>(row.tensors), mib));
     };
     print(padded("memory", group + 2) + "   tensors           MiB");
     for (const MemoryRow& row : rows)
@@ -260,7 +246,8 @@ void Log::start(const ordered_json& config) {
 
 std::string Log::step_number(int64_t step) const {
     const std::string last = std::to_string(run.steps);
-    return format("%*s", static_cast<int>(2 * last.size() + 1), (std::to_string(step) + "/" + last).c_str());
+    return formatted("%*s", static_cast<int>(2 * last.size() + 1),
+                     (std::to_string(step) + "/" + last).c_str());
 }
 
 std::string Log::step_row(const std::vector<std::string>& cells) const {
@@ -270,7 +257,7 @@ std::string Log::step_row(const std::vector<std::string>& cells) const {
             const auto [width, rank] = step_columns[i];
             if (rank > highest || (i == peak_column && run.peak_flops == 0)) continue;
             const size_t least = i == number_column ? columns(step_number(0)) : width;
-            line += format("%*s", static_cast<int>(least), cells[i].c_str()) + "  ";
+            line += formatted("%*s", static_cast<int>(least), cells[i].c_str()) + "  ";
         }
         return line.substr(0, line.size() - 2);
     };
@@ -287,10 +274,10 @@ void Log::startup(const StartTimes& s) {
            {"graphs", s.graphs},
            {"first_step", s.first_step},
            {"total", s.total}});
-    print(
-        format("start: %.1f s to the end of the first step, which took %.1f s; ranks %.1f s, weights %.1f s, "
-               "tuning %.1f s, graphs %.1f s",
-               s.total, s.first_step, s.ranks, s.weights, s.tuning, s.graphs));
+    print(formatted(
+        "start: %.1f s to the end of the first step, which took %.1f s; ranks %.1f s, weights %.1f s, "
+        "tuning %.1f s, graphs %.1f s",
+        s.total, s.first_step, s.ranks, s.weights, s.tuning, s.graphs));
 }
 
 void Log::step(const StepResult& r, const Usage& usage) {
@@ -315,10 +302,11 @@ void Log::step(const StepResult& r, const Usage& usage) {
     const double left = static_cast<double>(run.steps - r.step) * typical_ms / 1e3;
     // The device's; where the host computes, the process's at its peak.
     const double memory = run.gpu ? usage.gpu_mem_gib : usage.rss_gib;
-    print(step_row({step_number(r.step), format("%.4f", r.loss), format("%.4f", r.grad_norm),
-                    format("%.2e", r.lr), format("%.1f", r.ms), format("%.0f", speed),
-                    format("%.1f", flops / (run.gpu ? 1e12 : 1e9)),
-                    format("%.1f", 100 * flops / run.peak_flops), format("%.2f", memory), duration(left)}) +
+    print(step_row({step_number(r.step), formatted("%.4f", r.loss), formatted("%.4f", r.grad_norm),
+                    formatted("%.2e", r.lr), formatted("%.1f", r.ms), formatted("%.0f", speed),
+                    formatted("%.1f", flops / (run.gpu ? 1e12 : 1e9)),
+                    formatted("%.1f", 100 * flops / run.peak_flops), formatted("%.2f", memory),
+                    duration(left)}) +
           (r.skipped ? "  skipped" : ""));
     saturated();
 }
@@ -358,10 +346,10 @@ void Log::saturated() {
                {"worst", worst->tensor},
                {"share", share(*worst)}});
     if (many > 0)
-        note(last_step, format("saturated: %.3g%% of %s", 100 * share(*worst), worst->tensor.c_str()) +
+        note(last_step, formatted("saturated: %.3g%% of %s", 100 * share(*worst), worst->tensor.c_str()) +
                             " lies beyond fp8's largest value" +
-                            (many > 1 ? format("; over %.2g%% in %lld tensors", 100 * max_saturated,
-                                               static_cast<long long>(many))
+                            (many > 1 ? formatted("; over %.2g%% in %lld tensors", 100 * max_saturated,
+                                                  static_cast<long long>(many))
                                       : ""));
     beyond.clear();
     beyond_steps = 0;
@@ -378,15 +366,15 @@ void Log::spike(int64_t step, const Spike& s) {
            {"found", s.found},
            {"expected", s.expected},
            {"allowed", s.allowed}});
-    note(step, format("spike: %s %.4f, expected about %.4f, at most %.4f", s.quantity, s.found, s.expected,
-                      s.allowed));
+    note(step, formatted("spike: %s %.4f, expected about %.4f, at most %.4f", s.quantity, s.found, s.expected,
+                         s.allowed));
 }
 
 void Log::val(int64_t step, double loss, double bytes_per_target) {
     ordered_json fields = {{"event", "val"}, {"step", step}, {"loss", loss}};
     if (!std::isnan(bytes_per_target)) fields["bits_per_byte"] = loss / std::log(2.0) / bytes_per_target;
     event(fields);
-    note(step, format("%8.4f  validation", loss));
+    note(step, formatted("%8.4f  validation", loss));
 }
 
 void Log::evaluation(int64_t step, const Score& s) {
@@ -397,7 +385,7 @@ void Log::evaluation(int64_t step, const Score& s) {
            {"accuracy", s.accuracy},
            {"accuracy_norm", norm ? ordered_json(*norm) : ordered_json()},
            {"questions", s.questions}});
-    note(step, format("%8.4f  accuracy", s.accuracy) + (norm ? format(", %.4f by length", *norm) : "") +
+    note(step, formatted("%8.4f  accuracy", s.accuracy) + (norm ? formatted(", %.4f by length", *norm) : "") +
                    ": " + s.task + ", " + grouped(s.questions) + " questions");
 }
 
@@ -425,18 +413,18 @@ void Log::count_usage(const Usage& u, double step_ms) {
 void Log::print_usage() {
     if (ms == 0) return;
     std::string line = "used: ";
-    if (used.gpu_mem_gib > 0) line += format("GPU memory %.1f GiB, ", used.gpu_mem_gib);
-    if (gpu_known_ms > 0) line += format("GPU %.0f%% busy, ", used.gpu_percent / gpu_known_ms);
-    print(line + format("process %.1f GiB, system %.1f GiB, CPU %.0f%%", used.rss_gib, used.system_mem_gib,
-                        used.cpu_percent / ms));
+    if (used.gpu_mem_gib > 0) line += formatted("GPU memory %.1f GiB, ", used.gpu_mem_gib);
+    if (gpu_known_ms > 0) line += formatted("GPU %.0f%% busy, ", used.gpu_percent / gpu_known_ms);
+    print(line + formatted("process %.1f GiB, system %.1f GiB, CPU %.0f%%", used.rss_gib, used.system_mem_gib,
+                           used.cpu_percent / ms));
 }
 
 std::string duration(double seconds) {
     if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e15) return "-";
     const long long s = std::llround(seconds);
-    if (s < 60) return format("%lld s", s);
-    if (s < 3600) return format("%lld:%02lld", s / 60, s % 60);
-    return format("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+    if (s < 60) return formatted("%lld s", s);
+    if (s < 3600) return formatted("%lld:%02lld", s / 60, s % 60);
+    return formatted("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
 }
 
 std::string grouped(int64_t number) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/file.h"
 #include "platform/usage.h"
 #include "program/spikes.h"
 #include "run/options.h"
@@ -87,7 +88,6 @@ struct Log {
 
     // Writes events that could not be written before. Throws Error if that fails again.
     void flush();
-    ~Log();
     Log(const Log&) = delete;
 
     std::function<void()> before_write;  // throws if the folder is no longer the run's
@@ -104,7 +104,7 @@ struct Log {
     void count_saturated(const StepResult& result);
 
     std::string path;
-    int file;             // its descriptor
+    Descriptor file;
     std::string pending;  // bytes still to write
     Console console;
     std::optional<size_t> terminal = {};  // its columns; none: the console is a file or a pipe

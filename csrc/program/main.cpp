@@ -11,6 +11,7 @@
 #include "checkpoint/output.h"
 #include "core/clock.h"
 #include "core/file.h"
+#include "core/words.h"
 #include "platform/cpu_level.h"
 #include "platform/ranks/launch.h"
 #include "platform/threads.h"
@@ -41,10 +42,9 @@ void allow_many_files() {
 
 std::string computing_device(const Options& options) {
     if (options.dry_run && (!options.device.empty() || options.device_memory.bytes > 0)) {
-        char gib[32];
-        std::snprintf(gib, sizeof gib, " of %.4g GiB", std::ldexp(options.device_memory.bytes, -30));
-        return std::to_string(options.devices) + " x " +
-               (options.device.empty() ? "a device" : options.device) + gib;
+        const std::string device = options.device.empty() ? "a device" : options.device;
+        return std::to_string(options.devices) + " x " + device +
+               formatted(" of %.4g GiB", std::ldexp(options.device_memory.bytes, -30));
     }
     if (computing_context().backend == Backend::host) {
         const std::string level = cpu_level();
@@ -74,10 +74,8 @@ std::string pipeline_text(const Trainer& t) {
     std::string text = ", pipeline " + std::to_string(t.mesh.pipeline.ranks) + " of";
     for (const LayerRange& each : parts_of(t.config, t.model.options))
         text += (each.first ? ", " : " ") + std::to_string(each.end - each.first);
-    char idle[32];
-    std::snprintf(idle, sizeof idle, " layers, bubble %.1f%%",
-                  100 * bubble(t.mesh.pipeline.ranks, t.accumulation, t.options.pp_chunks));
-    return text + idle;
+    return text + formatted(" layers, bubble %.1f%%",
+                            100 * bubble(t.mesh.pipeline.ranks, t.accumulation, t.options.pp_chunks));
 }
 
 void describe(Log& log, const Trainer& t, bool copies_state) {
@@ -105,23 +103,19 @@ void print_estimate(Log& log, Trainer& t, const PlannedDevice& device) {
     const Estimate e = estimate_step(t, device);
     const double alone = one_device_seconds(t.options, t.tokens_per_step(), device);
     const auto ranks = static_cast<double>(t.ranks.count), tokens = static_cast<double>(t.tokens_per_step());
-    const auto text = [](const char* pattern, double value) {
-        char buffer[64];
-        std::snprintf(buffer, sizeof buffer, pattern, value);
-        return std::string(buffer);
-    };
     const double useful = tokens * t.flops_per_token() / ranks / e.seconds;
     const auto peak = device.flops.find(name(t.model.options.precision.weights));
-    log.table("estimate",
-              {{"GiB per device", text("%.1f", std::ldexp(static_cast<double>(e.memory), -30))},
-               {"micro-batches per step", std::to_string(t.accumulation)},
-               {"seconds per step", text("%.3g", e.seconds)},
-               {"waits for exchanges", text("%.3g s", e.waited)},
-               {"waits for other stages", text("%.3g s", e.idle)},
-               {"tokens/s", grouped(std::llround(tokens / e.seconds))},
-               {"% of one device's, per device", text("%.1f", 100 * alone / ranks / e.seconds)},
-               {"% of peak", peak == device.flops.end() ? "-" : text("%.1f", 100 * useful / peak->second)},
-               {"days", text("%.3g", static_cast<double>(t.options.steps) * e.seconds / 86400)}});
+    log.table(
+        "estimate",
+        {{"GiB per device", formatted("%.1f", std::ldexp(static_cast<double>(e.memory), -30))},
+         {"micro-batches per step", std::to_string(t.accumulation)},
+         {"seconds per step", formatted("%.3g", e.seconds)},
+         {"waits for exchanges", formatted("%.3g s", e.waited)},
+         {"waits for other stages", formatted("%.3g s", e.idle)},
+         {"tokens/s", grouped(std::llround(tokens / e.seconds))},
+         {"% of one device's, per device", formatted("%.1f", 100 * alone / ranks / e.seconds)},
+         {"% of peak", peak == device.flops.end() ? "-" : formatted("%.1f", 100 * useful / peak->second)},
+         {"days", formatted("%.3g", static_cast<double>(t.options.steps) * e.seconds / 86400)}});
     log.print(assumptions(device));
 }
 
@@ -464,7 +458,6 @@ int run_training(const std::string& program, const Options& options, const Ranks
     OutputFolder& out = *folder;
     Trainer& t = *trainer;
     t.start.ranks = connecting;
-    t.agree_with_ranks();
     std::unique_ptr<AsyncSaves> saves = prepare_async_saves(t);
     answer_stop_signals();
     std::vector<std::string> moved;

@@ -19,8 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int longest_seconds =
-    60;  // matplotlib's first start lists the fonts, which takes half a minute at worst
+// matplotlib's first start lists the fonts, which takes half a minute at worst.
+constexpr int longest_seconds = 60;
 
 // The Python that draws the plot, and the folder of its package llamac if that is not installed.
 struct Plotter {

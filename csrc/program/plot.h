@@ -4,9 +4,8 @@
 
 namespace llamac {
 
-// Runs `python -m llamac plot OUT` with the Python that the environment variable LLAMAC_PYTHON names, else that
-// of the checkout in whose build/ the program lies, else python3 beside the program, else python3 on PATH.
-// Returns a text for the final line: the path of the plot, or the reason why there is none.
+// Runs `python -m llamac plot OUT` with the Python of the environment variable LLAMAC_PYTHON, else of the checkout in whose build/
+// the program lies, else beside the program, else on PATH. Returns the path of the plot, or why there is none, for the final line.
 std::string draw_loss_plot(const std::string& out);
 
 }  // namespace llamac

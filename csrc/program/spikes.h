@@ -1,8 +1,6 @@
-// A spike is a loss or gradient norm far above its recent values. The expected value is the median of the last 64
-// finite values. The spread is 1.4826 times their median absolute deviation (the standard deviation of a normal
-// distribution), and at least 1% of the median. A value is a spike above median + 8 spreads, once there are 32
-// values. A few outliers hardly change the median and the deviation. A value that stays high is normal after 32
-// steps.
+// A spike is a loss or gradient norm above median + 8 spreads of its last 64 finite values, once there are 32. The spread is 1.4826
+// times their median absolute deviation (the standard deviation of a normal distribution), and at least 1% of the median. A few
+// outliers hardly change either, and a value that stays high is normal after 32 steps.
 #pragma once
 #include <deque>
 #include <vector>

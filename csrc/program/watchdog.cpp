@@ -8,6 +8,7 @@
 #include <csignal>
 #include <string>
 
+#include "core/words.h"
 #include "platform/error.h"
 #include "platform/threads.h"
 
@@ -72,12 +73,10 @@ void Watchdog::watch() {
 }
 
 void Watchdog::end() const {
-    char limit[32];
-    std::snprintf(limit, sizeof limit, "%g", seconds);
-    say(std::string("train_llama3: ") + activity.load() + " " + std::to_string(at.load()) +
-        ": expected progress within --watchdog " + limit + " seconds, found none; ended with exit code " +
-        std::to_string(no_progress_exit_code) +
-        ", `--resume auto` continues from the last checkpoint; the main thread's stack:\n");
+    say(formatted(
+        "train_llama3: %s %lld: expected progress within --watchdog %g seconds, found none; ended with "
+        "exit code %d, `--resume auto` continues from the last checkpoint; the main thread's stack:\n",
+        activity.load(), static_cast<long long>(at.load()), seconds, no_progress_exit_code));
     pthread_kill(watched, stack_signal);
     for (int i = 0; i < 50 && !printed; i++) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     if (!printed) say("(it waits in the kernel, which no signal interrupts)\n");

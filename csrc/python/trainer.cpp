@@ -38,10 +38,7 @@ struct JoinedRanks {
 };
 struct JoinedTrainer : private JoinedRanks, Trainer {
     explicit JoinedTrainer(const Options& options)
-        : JoinedRanks(options),
-          Trainer(options, 0, joined) {  // step() waits for its loss: nothing is ever ahead
-        agree_with_ranks();
-    }
+        : JoinedRanks(options), Trainer(options, 0, joined) {}  // step() waits for its loss: nothing is ahead
 };
 using LockedTrainer = Locked<JoinedTrainer>;
 

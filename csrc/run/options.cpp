@@ -34,6 +34,10 @@ json from_text(const FlagRow& flag, const std::string& text) {
     return text;
 }
 
+std::string plain_text(const json& value) {
+    return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
 // " (did you mean ...?)" if a flag has a similar name.
 std::string similar_flags(const std::string& name, const std::string& dashes) {
     std::vector<std::string> known;
@@ -94,7 +98,7 @@ void read_run_config(Options& options, const std::string& path) {
     for (const FlagRow& flag : flags()) {
         if (flag.path.empty()) continue;
         const std::string value = change_paths(flag, flag.field.get(options), [&](const std::string& p) {
-            return p.rfind(here, 0) == 0 && p.size() > here.size() ? p.substr(here.size()) : p;
+            return p.starts_with(here) && p.size() > here.size() ? p.substr(here.size()) : p;
         });
         assign(options, flag, value, path + ": " + flag.name);
     }
@@ -180,8 +184,8 @@ void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
     } catch (const CLI::ArgumentMismatch& error) {  // "--steps: 1 required TEXT missing"
         const std::string text = error.what();
         fail(text.substr(0, text.find(':')), ": expected a value, found none");
-    } catch (const CLI::ConversionError&
-                 error) {  // "Could not convert: --dry-run = maybe": all but switches are text
+        // "Could not convert: --dry-run = maybe": all but switches are text
+    } catch (const CLI::ConversionError& error) {
         const std::string text = error.what();
         const size_t name = text.find("--"), end = text.find(" = ");
         fail(text.substr(name, end - name), ": expected true or false, found ", quote(text.substr(end + 3)));
@@ -191,7 +195,7 @@ void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
     const std::vector<std::string> rest = app.remaining();
     if (rest.empty()) return;
     const std::string name = rest[0].substr(0, rest[0].find('='));
-    if (name.rfind("--", 0) == 0)
+    if (name.starts_with("--"))
         fail(quote(name), ": no such flag", similar_flags(name.substr(2), "--"), "; --help lists them");
     fail(quote(rest[0]), ": expected a flag; --help lists them");
 }
@@ -280,7 +284,7 @@ Options parse_options(int argc, const char* const* argv) {
             const FlagRow& flag = flags()[i];
             const Given& g = given[i];
             if (g.option->count() == 0) continue;
-            if (g.text.rfind("--", 0) == 0)
+            if (g.text.starts_with("--"))
                 fail("--", flag.name, ": expected a value, found the flag ", quote(g.text));
             const std::string& text = g.text.empty() && !flag.alone.empty() ? flag.alone : g.text;
             const json value = flag.type == "list"     ? json(g.list)
@@ -465,21 +469,17 @@ std::string resume_command(const std::string& program, const Options& options) {
     for (const FlagRow& flag : flags()) {
         const json value = flag.field.get(options);
         if (flag.in_file || flag.name == "config" || value == flag.field.get(defaults)) continue;
-        command +=
-            " --" + flag.name + " " + shell_word(value.is_string() ? value.get<std::string>() : value.dump());
+        command += " --" + flag.name + " " + shell_word(plain_text(value));
     }
     return command;
 }
 
 std::vector<std::pair<std::string, Rows>> configuration_rows(const Options& options) {
     std::vector<std::pair<std::string, Rows>> groups;
-    const nlohmann::ordered_json values = to_json(options);
     for (const FlagRow& flag : flags()) {
         if (!flag.in_file) continue;
         if (groups.empty() || groups.back().first != flag.group) groups.push_back({flag.group, {}});
-        const auto& value = values[flag.name];
-        groups.back().second.push_back(
-            {flag.name, value.is_string() ? value.get<std::string>() : value.dump()});
+        groups.back().second.push_back({flag.name, plain_text(flag.field.get(options))});
     }
     return groups;
 }

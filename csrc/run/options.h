@@ -1,6 +1,5 @@
-// The flags of a training run, which are also the keys of the TOML file that --config names. Flags override the file,
-// and the file overrides the defaults. configs/tables/flags.toml has their rules, defaults and descriptions.
-// resolve(), micro_batches() and shard_group() check combinations of values.
+// The flags of a training run, which are also the keys of the TOML file that --config names. Flags override the file, and the file
+// the defaults. configs/tables/flags.toml has their rules; resolve(), micro_batches() and shard_group() check combinations.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>

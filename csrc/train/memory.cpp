@@ -3,6 +3,8 @@
 #include <functional>
 #include <set>
 
+#include "core/words.h"
+
 namespace llamac {
 namespace {
 
@@ -26,9 +28,7 @@ Room room_for(const Options& options, const ModelOptions& model, Backend backend
 }
 
 std::string gib(int64_t bytes) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (int64_t{1} << 30));
-    return text;
+    return formatted("%.2f GiB", static_cast<double>(bytes) / (int64_t{1} << 30));
 }
 
 // ---- the smallest change of the flags with which a run fits

@@ -1,8 +1,9 @@
 #include "train/run_data.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <nlohmann/json.hpp>
+
+#include "core/words.h"
 
 namespace llamac {
 namespace {
@@ -149,12 +150,10 @@ std::vector<std::string> run_warnings(const Options& o, const Config& config, co
                         ": packed documents see those before them; --document-mask on keeps them apart");
     const double passes =
         static_cast<double>(o.steps) * static_cast<double>(sequences) / static_cast<double>(data.sequences);
-    if (passes > 1) {
-        char text[32];
-        std::snprintf(text, sizeof text, "%.1f", passes);
-        lines.push_back("--steps " + std::to_string(o.steps) + ": the run reads its training data " + text +
-                        " times (" + std::to_string(data.sequences) + " sequences)");
-    }
+    if (passes > 1)
+        lines.push_back("--steps " + std::to_string(o.steps) + ": the run reads its training data " +
+                        formatted("%.1f", passes) + " times (" + std::to_string(data.sequences) +
+                        " sequences)");
     return lines;
 }
 

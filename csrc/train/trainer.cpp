@@ -80,9 +80,8 @@ std::vector<std::string> files_of(const Manifest& manifest, const std::string& r
     return ordered;
 }
 
-// The rows of a micro-batch that an encoder's head computes: the mean number of masked tokens plus six standard deviations, for
-// which a whole word counts as four tokens. 0: all rows, where these are more than half of them. The head also computes all rows
-// of a micro-batch with more masked tokens.
+// The rows of a micro-batch that an encoder's head computes, unless more tokens are masked: their mean number plus six standard
+// deviations, for which a whole word counts as four tokens. 0: all rows, where these are more than half of them.
 int64_t predicted_rows(const Options& o) {
     constexpr int64_t tile = 128;
     const double p = o.mlm_probability, pieces = o.mlm_whole_words ? 4 : 1;
@@ -363,6 +362,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
         }
     }
     optimizer.work = [this] { optimizer_step(model, adamw(), static_cast<uint64_t>(options.seed)); };
+    agree_with_ranks();
 }
 
 void Trainer::warn(const std::string& line) {

@@ -52,9 +52,6 @@ struct Trainer {
     // Called after each piece of a checkpoint (FileWriter), and each micro-batch of a stage.
     std::function<void()> written;
 
-    // Takes rank 0's algorithms of matrix products. Every rank calls it, before anything else.
-    void agree_with_ranks();
-
     // Enqueues the next step: micro-batches, gradient norm, AdamW. Returns before it is done, at most two micro-batches ahead
     // of the device; up to max_in_flight steps may be in flight when it is called.
     // fill: writes tokens and targets [B,T] of micro-batch `micro`; without it they come from the training data.
@@ -101,6 +98,8 @@ struct Trainer {
     // Names and values that must be the same on all ranks besides the options.
     std::vector<std::pair<std::string, std::string>> facts() const;
     AdamW adamw() const;
+    // Takes rank 0's algorithms of matrix products.
+    void agree_with_ranks();
     // After the first step of a pipeline, which times the products of each rank by itself: from now on, all ranks compute a product
     // by the same algorithm, as a resumed run does by the one in the checkpoint. Graphs that were captured are captured again.
     void agree_on_products();

@@ -1,18 +1,15 @@
-// --verify-every: a step in which every result is computed twice. The same computation gives the same bits, so a
-// difference is a fault of the device, of its memory or of a kernel.
+// --verify-every: a step in which every result is computed twice. The same computation gives the same bits, so a difference is a
+// fault of the device, of its memory or of a kernel.
 //
-// The micro-batches of the step run twice. The first micro-batch writes the gradients and the others add to them, so
-// the second run needs no copy of the gradients. Hashes (ops/hash.hip) of the losses of each micro-batch and of each
-// parameter's gradient are compared. The gradients of the second run are hashed after the optimizer step, so a change
-// is detected until AdamW has read them.
+// The micro-batches run twice. The first one writes the gradients and the others add to them, so the second run needs no copy.
+// Hashes (ops/hash.hip) of each micro-batch's losses and of each parameter's gradient are compared. The gradients of the second
+// run are hashed after the optimizer step, so a change is detected until AdamW has read them.
 //
-// AdamW first runs on a copy of the weights, master weights and moments, one piece of a tensor at a time, and a hash
-// of each result is kept. Then the step's own AdamW runs, and the hashes of its results are compared. The copies are
-// also compared with hashes from before the first micro-batch, to detect changes of that memory in between.
+// AdamW first runs on copies of the weights, master weights and moments, one piece of a tensor at a time. Its results are compared
+// with those of the step's own AdamW, and the copies with the memory before the first micro-batch.
 //
-// Micro-batches and the optimizer step are replayed from the graphs of all other steps, so the verified code is the
-// code of the run. Only the repeated AdamW and the hashes are launched directly, between the graphs. Nothing waits:
-// the hashes go to the host with the step's losses.
+// The verified code is the code of the run: graphs are replayed as in all other steps, and only the repeated AdamW and the hashes
+// are launched between them. Nothing waits: the hashes go to the host with the step's losses.
 #pragma once
 #include <string>
 #include <vector>
