@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen, GPT-2 and BERT in plain PyTorch: model, training, the reference for the C program.
+"""Llama, Mistral, Qwen, Phi-3, GPT-2 and BERT in plain PyTorch: model, training, the reference for the C program.
 
     python train_llama3.py              write the reference tensors of the test models to data/reference/
     python train_llama3.py --matmul-dtype fp8   the same in fp8 (llamac/training/fp8_reference.py)
@@ -80,7 +80,7 @@ def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) ->
     position 131,071. YaRN also multiplies cos and sin by a factor.
     """
     scaling = config.rope_scaling
-    frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling)
+    frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling, T)
     frequency = torch.tensor(frequencies, dtype=torch.float64, device=device)
     angle = torch.outer(torch.arange(T, device=device).double(), frequency)[:, None, :]
     factor = scaling.attention_factor if scaling else 1.0

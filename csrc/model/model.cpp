@@ -468,7 +468,9 @@ void Model::allocate() {
     if (workspace_bytes.data) workspace.use(workspace_bytes.data, workspace_bytes.bytes());
     if (fp8) reset_fp8(*fp8, config);
     if (lora) reset_lora(*lora);
-    copy_bytes(frequency.data, rope_frequencies(config).data(), frequency.bytes());
+    const int64_t longest =
+        options.training ? options.seq_len : std::max(options.seq_len, options.cache.positions);
+    copy_bytes(frequency.data, rope_frequencies(config, longest).data(), frequency.bytes());
     const float of_mean = static_cast<float>(1.0 / static_cast<double>(options.batch_size * options.seq_len));
     copy_bytes(dloss.data, &of_mean, sizeof of_mean);
     if (loss_scale.data) {

@@ -171,9 +171,10 @@ inline std::vector<ParameterRow> block_parameters(const Config& c, BlockParamete
                 {own + "output.dense.bias", &p.down_bias, {c.C}, biases}};
     }
     return {{"input_layernorm.weight", &p.input_norm, {c.C}, norms},
-            {"self_attn.q_proj.weight", &p.qkv, {c.q_size(), c.C}, matrices},
-            {"self_attn.k_proj.weight", &p.qkv, {c.kv_size(), c.C}, matrices},
-            {"self_attn.v_proj.weight", &p.qkv, {c.kv_size(), c.C}, matrices},
+            {"self_attn.qkv_proj.weight", &p.qkv, {c.qkv_size(), c.C}, matrices, c.is_fused, false, 0, 3},
+            {"self_attn.q_proj.weight", &p.qkv, {c.q_size(), c.C}, matrices, !c.is_fused},
+            {"self_attn.k_proj.weight", &p.qkv, {c.kv_size(), c.C}, matrices, !c.is_fused},
+            {"self_attn.v_proj.weight", &p.qkv, {c.kv_size(), c.C}, matrices, !c.is_fused},
             {"self_attn.q_proj.bias", &p.qkv_bias, {c.q_size()}, biases, c.qkv_bias},
             {"self_attn.k_proj.bias", &p.qkv_bias, {c.kv_size()}, biases, c.qkv_bias},
             {"self_attn.v_proj.bias", &p.qkv_bias, {c.kv_size()}, biases, c.qkv_bias},
@@ -181,8 +182,9 @@ inline std::vector<ParameterRow> block_parameters(const Config& c, BlockParamete
             {"self_attn.k_norm.weight", &p.k_norm, {c.HD}, norms, c.qk_norm},
             {"self_attn.o_proj.weight", &p.o, {c.C, c.q_size()}, matrices},
             {"post_attention_layernorm.weight", &p.post_norm, {c.C}, norms},
-            {"mlp.gate_proj.weight", &p.gate_up, {c.F, c.C}, matrices},
-            {"mlp.up_proj.weight", &p.gate_up, {c.F, c.C}, matrices},
+            {"mlp.gate_up_proj.weight", &p.gate_up, {2 * c.F, c.C}, matrices, c.is_fused, false, 0, 2},
+            {"mlp.gate_proj.weight", &p.gate_up, {c.F, c.C}, matrices, !c.is_fused},
+            {"mlp.up_proj.weight", &p.gate_up, {c.F, c.C}, matrices, !c.is_fused},
             {"mlp.down_proj.weight", &p.down, {c.C, c.F}, matrices}};
 }
 

@@ -93,6 +93,13 @@ BLOCK = (
     ),
 )
 _QKV, _OUTPUT, _UP, _DOWN = BLOCK
+# Phi-3's: q, k and v are one weight, and gate and up are one.
+PHI3_BLOCK = (
+    _QKV._replace(weights={"qkv_proj": "qkv_size"}, head_norms=()),
+    _OUTPUT,
+    _UP._replace(weights={"gate_up_proj": "gate_up_size"}),
+    _DOWN,
+)
 # GPT-2's: q, k and v are one weight, the activation has no gate, a layer norm also keeps the mean.
 GPT2_BLOCK = (
     _QKV._replace(

@@ -24,8 +24,8 @@ def llamac_operations(reference: Iterable[str]) -> dict[str, Callable]:
         raise InputError(f"--ops llamac: {error}") from None
 
     def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) -> Tensor:
-        frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-        factor = config.rope_scaling.attention_factor if config.rope_scaling else 1.0
+        frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling := config.rope_scaling, T)
+        factor = scaling.attention_factor if scaling else 1.0
         table = torch.tensor(frequencies, dtype=torch.float64, device=device)
         return ops.cis_of_frequencies(T, table, factor, dtype)
 

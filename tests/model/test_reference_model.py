@@ -27,6 +27,7 @@ from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.llama import modeling_llama
 from transformers.models.ministral import modeling_ministral
 from transformers.models.mistral import modeling_mistral
+from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
@@ -38,8 +39,9 @@ from llamac.model.config import RopeScaling, load_config
 from llamac.training.options import Options
 from llamac.training.weights import load_weights, parts, save_model
 
-MODELS = ["tied-gqa", "untied-mha", "scaled8", "scaled32", "wide-heads", "qwen2", "qwen3", "gpt2", "bert"]
-DIFFERENT = ("tied-gqa", "scaled32", "qwen3", "gpt2", "bert")  # one of each kind
+MODELS = ["tied-gqa", "untied-mha", "scaled8", "scaled32", "wide-heads"]
+MODELS += ["qwen2", "qwen3", "phi3", "gpt2", "bert"]
+DIFFERENT = ("tied-gqa", "scaled32", "qwen3", "phi3", "gpt2", "bert")  # one of each kind
 B, T = 2, 33
 Tensors = dict[str, torch.Tensor]
 
@@ -91,7 +93,7 @@ def true_results(directory: Path, monkeypatch) -> Tensors:
     """The truth: transformers in float64 throughout. It shares no code with ours."""
     with monkeypatch.context() as patch:
         modules = modeling_llama, modeling_mistral, modeling_ministral, modeling_qwen2, modeling_qwen3
-        modules += (modeling_gpt2, modeling_bert, modeling_rope_utils)
+        modules += (modeling_phi3, modeling_gpt2, modeling_bert, modeling_rope_utils)
         compute_in_double(patch, *modules)
         return their_results(directory, torch.float64)
 
@@ -372,18 +374,18 @@ def test_activations_and_gradients_fit_together(references, name):
         a, d = f"act.{i}.", f"dact.{i}."
         is_gpt2 = config.model_type == "gpt2"
         prefix, half, (o, down) = f"model.layers.{i}.", "self_attn", ("self_attn.o_proj", "mlp.down_proj")
-        norms, up, activation = ("input_layernorm", "post_attention_layernorm"), "gate_proj up_proj", "swiglu"
+        (*_, last), _, up, _ = (tuple(row.weights) for row in config.block)
+        norms, activation = ("input_layernorm", "post_attention_layernorm"), "swiglu"
         if is_gpt2:
             prefix, half, (o, down) = f"transformer.h.{i}.", "attn", ("attn.c_proj", "mlp.c_proj")
-            norms, up, activation = ("ln_1", "ln_2"), "c_fc", "gelu"
+            last, norms, up, activation = "c_attn", ("ln_1", "ln_2"), ("c_fc",), "gelu"
 
         def gradient(*modules: str, prefix: str = prefix) -> torch.Tensor:
             return torch.cat([state[f"grad.{prefix}{module}.weight"] for module in modules])
 
-        qkv = gradient(f"{half}.c_attn" if is_gpt2 else f"{half}.v_proj")
-        close(product(d + "v", a + "input_norm"), qkv[-config.kv_size :])
+        close(product(d + "v", a + "input_norm"), gradient(f"{half}.{last}")[-config.kv_size :])
         close(product(d + "residual_mid", a + "attention"), gradient(o))
-        close(product(d + "gate_up", a + "post_norm"), gradient(*(f"mlp.{each}" for each in up.split())))
+        close(product(d + "gate_up", a + "post_norm"), gradient(*(f"mlp.{each}" for each in up)))
         close(product(d + "residual_out", a + activation), gradient(down))
         gate, *rest = state[a + "gate_up"].chunk(1 if is_gpt2 else 2, -1)
         inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)

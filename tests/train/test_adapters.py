@@ -196,6 +196,7 @@ def test_frozen_weights_stay(train, data, tmp_path, extra):
         ({"lora": 4, "freeze": "*norm*"}, "--freeze *norm* --lora"),
         ({"lora": 4, "dtype": "bf16", "matmul_dtype": "fp8"}, "--matmul-dtype fp8 --lora"),
         ({"lora": 4, "model": ROOT / "tests/models/gpt2.json"}, "--lora qwen3 gpt2"),
+        ({"lora": 4, "model": ROOT / "tests/models/phi3.json"}, "--lora qwen3 phi3"),
     ],
 )
 def test_bad_input(train, data, tmp_path, extra, words):

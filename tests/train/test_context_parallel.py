@@ -254,7 +254,7 @@ BAD = {
         "--cp 2: expected --seq-len to be a multiple of 2 * cp = 4, found 18",
     ),
     "batch": ({"devices": 2, "cp": 2, "total_batch_size": 3 * T}, "seq-len * devices / cp = "),
-    "bert": (BERT | {"cp": 2}, "qwen3 or gpt2, found bert"),
+    "bert": (BERT | {"cp": 2}, "phi3 or gpt2, found bert"),
 }
 
 

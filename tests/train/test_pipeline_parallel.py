@@ -218,7 +218,7 @@ BAD = {
         {"devices": 2, "pp": 2, "freeze": "*none*"},
         "--freeze: expected patterns of the weights' names, as",
     ),
-    "bert": (BERT | {"pp": 2}, "qwen3 or gpt2, found bert"),
+    "bert": (BERT | {"pp": 2}, "phi3 or gpt2, found bert"),
 }
 
 
