@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-RANDOM = ("qwen2", "qwen3", "phi3", "gpt2")  # whose vectors have random values
+RANDOM = ("qwen2", "qwen3", "phi3", "olmo2", "gpt2")  # whose vectors have random values
 # What a config.json changes: a window for every other layer, and rotary frequencies stretched by YaRN.
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 3.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -135,6 +135,7 @@ struct ModelType {
     int64_t bos = 1, eos = 2, pad = -1;  // -1: none
     double eps = 1e-6;
     bool qkv_bias = false, qk_norm = false, is_fused = false;
+    bool output_norm = false, joint_qk_norm = false;
     int64_t original_context =
         0;  // not 0: RoPE's only scaling is LongRoPE, and config.json, not rope_scaling, has this
 };
@@ -176,6 +177,16 @@ constexpr ModelType model_types[] = {
      .eps = 1e-5,
      .is_fused = true,
      .original_context = 4096},
+    {.name = "olmo2",
+     .architecture = "Olmo2ForCausalLM",
+     .max_context = 2048,
+     .bos = -1,
+     .eos = 50279,
+     .pad = 1,
+     .eps = 1e-5,
+     .qk_norm = true,
+     .output_norm = true,
+     .joint_qk_norm = true},
     {.name = "gpt2", .architecture = "GPT2LMHeadModel", .max_context = 1024},
     {.name = "bert", .architecture = "BertForMaskedLM", .max_context = 512},
 };
@@ -395,6 +406,7 @@ void read_llama(const ConfigFields& f, Config& c) {
     c.qkv_bias = c.output_bias || type.qkv_bias;
     c.mlp_bias = f.flag_or("mlp_bias", false);
     c.qk_norm = type.qk_norm, c.is_fused = type.is_fused;
+    c.output_norm = type.output_norm, c.joint_qk_norm = type.joint_qk_norm;
     if (!type.chooses_window || f.flag_or("use_sliding_window", false))
         c.window = f.size_or("sliding_window", INT32_MAX, f.missing("sliding_window", type.window, 0));
     c.bos = type.bos, c.eos.assign(type.eos >= 0, type.eos);

@@ -8,9 +8,9 @@ namespace llamac {
 Config divide(const Config& c, const Axis& tensor) {
     const int64_t ranks = tensor.ranks, tokens = tokens_per_rank(c.V, ranks);
     if (ranks == 1) return c;
-    if (c.is_bert())
-        fail("--tp ", ranks,
-             ": expected a model of type llama, mistral, qwen2, qwen3, phi3 or gpt2, found bert");
+    if (c.is_bert() || c.output_norm)
+        fail("--tp ", ranks, ": expected a model of type llama, mistral, qwen2, qwen3, phi3 or gpt2, found ",
+             c.model_type);
     if (c.is_fused && c.NH != c.NKV)
         fail("--tp ", ranks, ": expected as many key and value heads as attention heads in a model of type ",
              c.model_type, ", found ", c.NKV, " and ", c.NH);

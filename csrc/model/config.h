@@ -48,7 +48,10 @@ struct Config {
     bool post_norm = false;   // norms of sums, which are the residuals (block.h); with a head like BERT's
     int64_t token_types = 0;  // rows of the table of token types; 0: there is none
     bool has_pooler = false, has_next_sentence = false;  // BERT's, which files carry and nothing computes
-    bool qk_norm = false;                                // of each head's queries and keys, before RoPE
+    bool output_norm =
+        false;  // norms of the outputs of attention and of the feed-forward part, which are then added
+    bool qk_norm = false;           // of each head's queries and keys, before RoPE
+    bool joint_qk_norm = false;     // with qk_norm: of the queries, and of the keys, of all heads together
     bool is_fused = false;          // files have q, k and v as one tensor, and gate and up as one
     int64_t window = 0;             // the last tokens that attention sees, its own among them; 0: all
     std::vector<bool> slides = {};  // by layer: whether its attention has the window; empty: all layers

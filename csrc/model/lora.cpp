@@ -98,7 +98,7 @@ void check_lora(const Config& config, const Lora& lora) {
     if (lora.rank > 0 && (!config.is_gated() || config.is_fused))
         fail(
             "--lora: expected a model with the linears q, k, v, o, gate, up and down (llama, mistral, qwen2, "
-            "qwen3), found ",
+            "qwen3, olmo2), found ",
             config.model_type);
 }
 

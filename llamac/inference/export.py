@@ -30,7 +30,7 @@ from llamac.model.config import Config, RopeScaling, rope_frequencies, yarn_atte
 # llama.cpp's names of the patterns by which texts are split.
 SPLITS = {LLAMA3_SPLIT: "llama-bpe", QWEN2_SPLIT: "qwen2", GPT2_SPLIT: "gpt-2"}
 # llama.cpp's architecture, by model_type. Others are llama there, whose rotary pairs are neighbours.
-ARCHITECTURES = {"qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gpt2": "gpt2"}
+ARCHITECTURES = {"qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "olmo2": "olmo2", "gpt2": "gpt2"}
 
 
 POSITIONS = {own.file_name("model.embed_positions.weight") for own in MODEL_TYPES.values()}

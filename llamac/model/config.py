@@ -187,8 +187,20 @@ class Config:
 
     @property
     def qk_norm(self) -> bool:
-        """Whether each head of the queries and keys has a norm."""
+        """Whether the queries and keys have norms."""
         return MODEL_TYPES[self.model_type].qk_norm
+
+    @property
+    def qk_norm_sizes(self) -> dict[str, int]:
+        """{module: the width of what it norms}: a head, or those of all queries, or keys, together."""
+        joint = MODEL_TYPES[self.model_type].joint_qk_norm
+        q, k = (self.q_size, self.kv_size) if joint else (self.head_dim, self.head_dim)
+        return {"q_norm": q, "k_norm": k}
+
+    @property
+    def output_norm(self) -> bool:
+        """Whether norms are of what the halves of a block add to the residual (OLMo 2)."""
+        return MODEL_TYPES[self.model_type].output_norm
 
     @property
     def output_bias(self) -> bool:

@@ -33,10 +33,14 @@ def llamac_operations(reference: Iterable[str]) -> dict[str, Callable]:
         end = None if causal or first is None else document_ends(first)
         return ops.attention(q, k, v, scale, first=first, end=end, window=window, causal=causal)
 
+    def added_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return residual + ops.rmsnorm(x, weight, eps)
+
     found = {name: getattr(ops, name) for name in reference if hasattr(ops, name)}
     return found | {
         "precompute_cis": precompute_cis,
         "attention": attention,
+        "added_rmsnorm": added_rmsnorm,
         "gelu_tanh": partial(ops.gelu, approximate="tanh"),
     }
 

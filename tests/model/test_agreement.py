@@ -37,6 +37,7 @@ GPT2 = dict.fromkeys(SMALL.keys() - {"vocab_size"}, "absent")  # fields of Llama
 GPT2 |= {"model_type": "gpt2", "n_embd": 12, "n_layer": 2, "n_head": 3}
 BERT = {"model_type": "bert"}
 PHI3 = {"model_type": "phi3"}
+OLMO2 = {"model_type": "olmo2"}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.2], "long_factor": [2, 5.5]}
 TWICE = re.compile(r'^(?://|""") ?Written twice on purpose: (\S+) .*?; (?:tests/\w+/)?(\w+\.py)::(\w+)\.')
 
@@ -131,7 +132,7 @@ def test_llamas_values_written_out(tmp_path):
         ({"quantization_config": {"bits": 4}}, "quantization_config: expected none, as quantized weights"),
         (
             {"model_type": "mixtral"},
-            'model_type: expected "llama" or "mistral" or "qwen2" or "qwen3" or "phi3" or "gpt2" or "bert", ',
+            'model_type: expected "llama" or "mistral" or "qwen2" or "qwen3" or "phi3" or "olmo2" or "gpt2"',
         ),
         ({"model_type": "gpt2"}, "hidden_size: expected none in a model of type gpt2, found 12"),
         (GPT2 | {"num_key_value_heads": 1}, "num_key_value_heads: expected none in a model of type gpt2"),
@@ -185,6 +186,8 @@ def test_llamas_values_written_out(tmp_path):
             PHI3 | {"rope_scaling": LONGROPE, "original_max_position_embeddings": 1},
             "original_max_position_embeddings: expected an integer from 2 to 2147483647, found 1",
         ),
+        (OLMO2 | {"attention_bias": True}, "attention_bias: expected false, found true"),
+        (OLMO2 | {"sliding_window": 7}, "sliding_window: expected null, found 7"),
         (PHI3 | {"partial_rotary_factor": 0.75}, "partial_rotary_factor: expected 1: all channels of a head"),
         (
             {"rope_parameters": {"partial_rotary_factor": 0.5}},

@@ -46,7 +46,13 @@ def tensors(path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     "stored, dtype, model",
     [(*types, "llama") for types in (("f32", "f32"), ("f32", "bf16"), ("f32", "f16"), ("f16", "auto"))]
-    + [("f32", "f32", "qwen2"), ("f32", "bf16", "qwen3"), ("f32", "f16", "phi3"), ("f32", "f16", "gpt2")],
+    + [
+        ("f32", "f32", "qwen2"),
+        ("f32", "bf16", "qwen3"),
+        ("f32", "f16", "phi3"),
+        ("f32", "f32", "olmo2"),
+        ("f32", "f16", "gpt2"),
+    ],
 )
 def test_every_tensor(tmp_path, stored, dtype, model):
     directory = write_directory(tmp_path / "model", model_type=model, architectures=None)

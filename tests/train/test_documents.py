@@ -34,6 +34,7 @@ CASES = {
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "phi3": ("phi3", {}),
+    "olmo2": ("olmo2", {}),
     "gpt2": ("gpt2", {}),
     "bert": ("bert", {}),
     "window": ("tied-gqa", {"model_type": "mistral", "sliding_window": 7}),

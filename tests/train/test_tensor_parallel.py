@@ -175,6 +175,10 @@ BAD = {
         "--tp 4: expected a divisor of --batch-size times --seq-len, found 3 tokens",
     ),
     "bert": (BERT | {"tp": 2}, "phi3 or gpt2, found bert"),
+    "olmo2": (
+        {"devices": 2, "tp": 2, "model": ROOT / "tests/models/olmo2.json"},
+        "phi3 or gpt2, found olmo2",
+    ),
     "phi3": (
         {"devices": 2, "tp": 2, "model": ROOT / "tests/models/phi3.json"},
         "--tp 2: expected as many key and value heads as attention heads in a model of type phi3, found 2",
