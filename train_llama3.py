@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen, GPT-2 and BERT in plain PyTorch: model, training, the reference for the C program.
+"""Llama, Mistral, Qwen, Phi-3, OLMo 2, GPT-2 and BERT in plain PyTorch: model, training, reference for C.
 
     python train_llama3.py              write the reference tensors of the test models to data/reference/
     python train_llama3.py --matmul-dtype fp8   the same in fp8 (llamac/training/fp8_reference.py)
@@ -61,6 +61,11 @@ def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) ->
     return x, rmsnorm(x, weight, eps)
 
 
+def added_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """residual + rmsnorm of x."""
+    return residual + rmsnorm(x, weight, eps)
+
+
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """(x - mean) / sqrt(variance + eps) · weight + bias over the C channels (Ba et al. 2016)."""
     return F.layer_norm(x, weight.shape, weight, bias, eps)
@@ -80,7 +85,7 @@ def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) ->
     position 131,071. YaRN also multiplies cos and sin by a factor.
     """
     scaling = config.rope_scaling
-    frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling)
+    frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling, T)
     frequency = torch.tensor(frequencies, dtype=torch.float64, device=device)
     angle = torch.outer(torch.arange(T, device=device).double(), frequency)[:, None, :]
     factor = scaling.attention_factor if scaling else 1.0
@@ -98,9 +103,10 @@ def rope(x: Tensor, cis: tuple[Tensor, Tensor], interleaved: bool = False) -> Te
     return (torch.stack((a, b), -1).flatten(-2) if interleaved else torch.cat((a, b), -1)).to(x.dtype)
 
 
-def qk_norm_rope(x: Tensor, weight: Tensor, eps: float, cis: Cis) -> Tensor:
-    """rmsnorm() of every head, then rope(): x [B,T,NH,HD], weight [HD] -> the shape of x."""
-    return rope(rmsnorm(x, weight, eps), cis)
+def qk_norm_rope(x: Tensor, weight: Tensor, eps: float, cis: Cis | None) -> Tensor:
+    """rmsnorm() of every head, then, with cis, rope(): x [B,T,NH,HD], weight [HD] -> the shape of x."""
+    x = rmsnorm(x, weight, eps)
+    return x if cis is None else rope(x, cis)
 
 
 def repeat_kv(x: Tensor, NH: int) -> Tensor:
@@ -162,7 +168,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
 
 # What the model is made of, besides matrix products; --ops llamac has others of the same shapes.
 Operations = SimpleNamespace
-NORMS = rmsnorm, residual_rmsnorm, layernorm, residual_layernorm
+NORMS = rmsnorm, residual_rmsnorm, added_rmsnorm, layernorm, residual_layernorm
 OTHERS = precompute_cis, rope, qk_norm_rope, attention, swiglu, gelu, gelu_tanh, linear_cross_entropy
 TORCH = Operations(**{operation.__name__: operation for operation in (*NORMS, *OTHERS)})
 
@@ -171,12 +177,15 @@ TORCH = Operations(**{operation.__name__: operation for operation in (*NORMS, *O
 
 
 class Norm(nn.Module):
-    """rmsnorm() or layernorm() by the configuration; with a residual: (residual + x, the norm of that)."""
+    """rmsnorm() or layernorm() by the configuration; with a residual: (residual + x, the norm of that), or,
+    with output_norm, residual + the norm of x.
+    """
 
     def __init__(self, config: Config, ops: Operations):
         super().__init__()
         kind, self.eps = config.normalization_function, config.rms_norm_eps
-        self.norm, self.residual_norm = getattr(ops, kind), getattr(ops, f"residual_{kind}")
+        form = "added" if config.output_norm else "residual"
+        self.norm, self.residual_norm = getattr(ops, kind), getattr(ops, f"{form}_{kind}")
         for name in config.norm_weights:
             self.register_parameter(name, nn.Parameter(torch.empty(config.hidden_size)))
 
@@ -210,8 +219,8 @@ class SelfAttention(Linears):
         self.config, self.ops = config, ops
         self.attend = partial(ops.attention, window=window, causal=not config.is_encoder)
         self.heads = config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads
-        for name in ("q_norm", "k_norm") if config.qk_norm else ():
-            self.add_module(name, nn.RMSNorm(config.head_dim, config.rms_norm_eps))
+        for name, size in config.qk_norm_sizes.items() if config.qk_norm else ():
+            self.add_module(name, nn.RMSNorm(size, config.rms_norm_eps))
 
     def forward(self, x: Tensor, cis: Cis, first: Tensor | None = None) -> Tensor:
         qkv = self.products("qkv", x)
@@ -224,7 +233,12 @@ class SelfAttention(Linears):
         if self.config.has_positions:
             return heads
         norm = getattr(self, name, None)
-        return self.ops.qk_norm_rope(heads, norm.weight, norm.eps, cis) if norm else self.ops.rope(heads, cis)
+        if norm and len(norm.weight) == heads.shape[-1]:
+            return self.ops.qk_norm_rope(heads, norm.weight, norm.eps, cis)
+        if norm:  # of all heads together
+            joined = heads.flatten(2)[:, :, None]
+            heads = self.ops.qk_norm_rope(joined, norm.weight, norm.eps, None).view(heads.shape)
+        return self.ops.rope(heads, cis)
 
 
 class MLP(Linears):
@@ -239,17 +253,24 @@ class MLP(Linears):
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each of the normalised stream and added to it; encoders norm sums."""
+    """Attention, then feed-forward, each of the normalised stream and added to it; encoders norm sums, and
+    models with output_norm what is added.
+    """
 
     def __init__(self, config: Config, window: int | None, ops: Operations):
         super().__init__()
-        self.input_layernorm = None if config.is_encoder else Norm(config, ops)
+        norms_sums, norms_added = config.is_encoder, config.output_norm
+        self.input_layernorm = None if norms_sums or norms_added else Norm(config, ops)
         self.self_attn = SelfAttention(config, window, ops)
         self.post_attention_layernorm = Norm(config, ops)
         self.mlp = MLP(config, ops)
-        self.output_layernorm = Norm(config, ops) if config.is_encoder else None
+        self.output_layernorm = Norm(config, ops) if norms_sums else None
+        self.post_feedforward_layernorm = Norm(config, ops) if norms_added else None
 
     def forward(self, x: Tensor, cis: Cis, first: Tensor | None = None) -> Tensor:
+        if self.post_feedforward_layernorm:
+            x = self.post_attention_layernorm(self.self_attn(x, cis, first), residual=x)
+            return self.post_feedforward_layernorm(self.mlp(x), residual=x)
         y = self.input_layernorm(x) if self.input_layernorm else x
         x, y = self.post_attention_layernorm(self.self_attn(y, cis, first), residual=x)
         return self.output_layernorm(self.mlp(y), residual=y)[1] if self.output_layernorm else x + self.mlp(y)

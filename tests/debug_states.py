@@ -31,6 +31,9 @@ def load(file: Path) -> dict[str, np.ndarray]:
 def statistics_of(name: str, tensors: dict) -> np.ndarray:
     """The rstd or mean of that name, from the tensor that it normalizes, one of `tensors`, in its type."""
     layer = int(name.split(".")[1])
+    if name.endswith("_out_rstd"):
+        rows = tensors[name.removesuffix("_rstd")].reshape(len(tensors[name]), -1)
+        return 1 / np.sqrt((rows * rows).mean(1) + rows.dtype.type(EPSILON))
     before = f"act.{layer - 1}.residual_out" if layer else "act.embedding"
     x = tensors[f"act.{layer}.residual_mid" if ".post_" in name else before]
     rows = x.reshape(len(tensors[name]), -1)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+RANDOM = ("qwen2", "qwen3", "phi3", "olmo2", "gpt2")  # whose vectors have random values
 # What a config.json changes: a window for every other layer, and rotary frequencies stretched by YaRN.
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 3.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -30,7 +31,7 @@ def write_weights(folder: Path, config: dict, seed: int = 0, dtype: str = "float
     torch.manual_seed(seed)
     settings = {key: value for key, value in config.items() if key not in ("architectures", "torch_dtype")}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings)).to(getattr(torch, dtype))
-    for parameter in model.parameters() if config["model_type"] in ("qwen2", "qwen3", "gpt2") else ():
+    for parameter in model.parameters() if config["model_type"] in RANDOM else ():
         if parameter.dim() == 1:
             parameter.data += 0.2 * torch.randn_like(parameter)
     model.generation_config.eos_token_id = None  # as tests say it
@@ -111,5 +112,5 @@ def write_directory(folder: Path, context: int = 128, **changes) -> Path:
     config = json.loads((Path(__file__).parent / f"models/{model}.json").read_text())
     longest = "n_positions" if is_gpt2 else "max_position_embeddings"
     config |= {"vocab_size": V, longest: context, "bos_token_id": V - 5} | changes
-    config["eos_token_id"] = V - 4
+    config |= {"eos_token_id": V - 4, "pad_token_id": None}
     return write_weights(folder, config)

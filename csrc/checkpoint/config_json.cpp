@@ -73,6 +73,21 @@ struct ConfigFields {
         if (v && !v->is_boolean()) wrong(key, "true or false", excerpt(*v));
         return v ? v->get<bool>() : missing;
     }
+    // LongRoPE's divisors of the frequencies.
+    std::vector<double> divisors(const char* key, int64_t pairs) const {
+        const json* v = find(key);
+        const auto fits = [](const json& x) { return x.is_number() && x >= 1e-9 && x <= 1e9; };
+        if (!v || !v->is_array() || static_cast<int64_t>(v->size()) != pairs ||
+            !std::ranges::all_of(*v, fits))
+            wrong(key,
+                  ("a list of head_dim / 2 = " + std::to_string(pairs) + " numbers from 1e-9 to 1e9").c_str(),
+                  v ? excerpt(*v) : "nothing");
+        return v->get<std::vector<double>>();
+    }
+    void expect_whole_heads() const {
+        const json* v = find("partial_rotary_factor");
+        if (v && *v != 1) wrong("partial_rotary_factor", "1: all channels of a head are turned", excerpt(*v));
+    }
     std::string text_or(const char* key, const char* missing) const {
         const json* v = find(key);
         if (v && !v->is_string()) wrong(key, "a string", excerpt(*v));
@@ -111,13 +126,18 @@ struct ConfigFields {
 struct ModelType {
     const char *name, *architecture;
     int64_t max_context;
-    int64_t NKV = 0;     // 0: num_attention_heads
-    int64_t HD = 0;      // 0: hidden_size / num_attention_heads
-    int64_t window = 0;  // 0: layers have no sliding window
+    int64_t NKV = 0;         // 0: num_attention_heads
+    int64_t HD = 0;          // 0: hidden_size / num_attention_heads
+    bool can_slide = false;  // whether layers may have a sliding window
+    int64_t window = 0;      // 0: none
     // Whether use_sliding_window and max_window_layers say which layers have it.
     bool chooses_window = false;
-    bool has_ends = true;  // bos and eos
-    bool qkv_bias = false, qk_norm = false;
+    int64_t bos = 1, eos = 2, pad = -1;  // -1: none
+    double eps = 1e-6;
+    bool qkv_bias = false, qk_norm = false, is_fused = false;
+    bool output_norm = false, joint_qk_norm = false;
+    int64_t original_context =
+        0;  // not 0: RoPE's only scaling is LongRoPE, and config.json, not rope_scaling, has this
 };
 constexpr ModelType model_types[] = {
     {"llama", "LlamaForCausalLM", 2048},
@@ -125,24 +145,48 @@ constexpr ModelType model_types[] = {
      .architecture = "MistralForCausalLM",
      .max_context = 131072,
      .NKV = 8,
+     .can_slide = true,
      .window = 4096},
     {.name = "qwen2",
      .architecture = "Qwen2ForCausalLM",
      .max_context = 32768,
      .NKV = 32,
+     .can_slide = true,
      .window = 4096,
      .chooses_window = true,
-     .has_ends = false,
+     .bos = -1,
+     .eos = -1,
      .qkv_bias = true},
     {.name = "qwen3",
      .architecture = "Qwen3ForCausalLM",
      .max_context = 32768,
      .NKV = 32,
      .HD = 128,
+     .can_slide = true,
      .window = 4096,
      .chooses_window = true,
-     .has_ends = false,
+     .bos = -1,
+     .eos = -1,
      .qk_norm = true},
+    {.name = "phi3",
+     .architecture = "Phi3ForCausalLM",
+     .max_context = 4096,
+     .can_slide = true,
+     .eos = 32000,
+     .pad = 32000,
+     .eps = 1e-5,
+     .is_fused = true,
+     .original_context = 4096},
+    {.name = "olmo2",
+     .architecture = "Olmo2ForCausalLM",
+     .max_context = 2048,
+     .bos = -1,
+     .eos = 50279,
+     .pad = 1,
+     .eps = 1e-5,
+     .qk_norm = true,
+     .output_norm = true,
+     .joint_qk_norm = true},
     {.name = "gpt2", .architecture = "GPT2LMHeadModel", .max_context = 1024},
     {.name = "bert", .architecture = "BertForMaskedLM", .max_context = 512},
 };
@@ -157,7 +201,8 @@ constexpr const char *norm_names[] = {"rmsnorm"}, *activations[] = {"silu"}, *po
                      *gpt2_activations[] = {"gelu_new", "gelu", "gelu_pytorch_tanh"},
                      *bert_activations[] = {"gelu", "gelu_new", "gelu_pytorch_tanh"},
                      *bert_positions[] = {"absolute"},
-                     *rope_types[] = {"default", "linear", "llama3", "yarn"},
+                     *rope_types[] = {"default", "linear", "llama3", "yarn", "longrope"},
+                     *long_types[] = {"default", "longrope"},
                      *layer_types[] = {"full_attention", "sliding_attention"};
 
 // YaRN's factor of cosines and sines (Peng et al., 2023, equation 22).
@@ -168,6 +213,20 @@ double yarn_attention(const ConfigFields& s, double factor) {
     return own > 0 ? own : some > 0 && all > 0 ? of(some) / of(all) : of(1);
 }
 
+// `f` has the original context, and `s` the rest, as Phi3Config takes them.
+void read_longrope(const ConfigFields& f, const ConfigFields& s, Config& c) {
+    RopeScaling& r = c.rope_scaling;
+    r.kind = RopeKind::longrope;
+    r.original_context =
+        f.size_or("original_max_position_embeddings", INT32_MAX, model_type(c).original_context, 2);
+    const auto context = static_cast<double>(r.original_context);
+    r.factor = s.positive_or("factor", static_cast<double>(c.max_context) / context);
+    r.short_factor = s.divisors("short_factor", c.HD / 2);
+    r.long_factor = s.divisors("long_factor", c.HD / 2);
+    r.attention_factor =
+        s.option_or("attention_factor", std::sqrt(1 + std::log(std::max(r.factor, 1.0)) / std::log(context)));
+}
+
 // transformers 4 has rope_theta and rope_scaling, transformers 5 one object, rope_parameters. Where a file has both, both
 // versions take rope_scaling.
 void read_rope(const ConfigFields& f, Config& c) {
@@ -175,6 +234,7 @@ void read_rope(const ConfigFields& f, Config& c) {
     const char* const key = older && !older->empty() ? "rope_scaling" : "rope_parameters";
     const json* const scaling = f.find(key);
     c.rope_theta = f.positive_or("rope_theta", c.rope_theta);
+    f.expect_whole_heads();
     if (!scaling) return;
     if (!scaling->is_object()) f.wrong(key, "an object or null", excerpt(*scaling));
     const std::string where = f.file + ": " + key;
@@ -182,8 +242,14 @@ void read_rope(const ConfigFields& f, Config& c) {
     for (const char* const type : layer_types)
         if (s.find(type)) s.wrong(type, "none, as all layers have the same rotary positions", "an object");
     c.rope_theta = s.positive_or("rope_theta", c.rope_theta);
+    s.expect_whole_heads();
     RopeScaling& r = c.rope_scaling;
-    r.kind = static_cast<RopeKind>(s.choice(s.find("rope_type") ? "rope_type" : "type", rope_types));
+    const char* const kind = s.find("rope_type") ? "rope_type" : "type";
+    if (model_type(c).original_context) {
+        if (s.choice(kind, long_types) == 1) read_longrope(f, s, c);
+        return;
+    }
+    r.kind = static_cast<RopeKind>(s.choice(kind, std::span(rope_types).first<4>()));
     if (r.kind == RopeKind::plain) return;
     if (r.kind != RopeKind::linear)  // the order and the default are transformers'
         r.original_context = f.find("original_max_position_embeddings")
@@ -215,6 +281,12 @@ nlohmann::ordered_json scaling_json(const RopeScaling& r) {
     nlohmann::ordered_json scaling = {{"rope_type", rope_types[static_cast<int>(r.kind)]},
                                       {"factor", r.factor}};
     if (r.kind == RopeKind::linear) return scaling;
+    if (r.kind == RopeKind::longrope) {
+        scaling.update({{"short_factor", r.short_factor},
+                        {"long_factor", r.long_factor},
+                        {"attention_factor", r.attention_factor}});
+        return scaling;
+    }
     const bool is_yarn = r.kind == RopeKind::yarn;
     scaling[is_yarn ? "beta_slow" : "low_freq_factor"] = r.low;
     scaling[is_yarn ? "beta_fast" : "high_freq_factor"] = r.high;
@@ -296,6 +368,8 @@ void read_bert(const ConfigFields& f, Config& c) {
 // With layer_types, transformers computes Mistral as Ministral: a window for the layers that slide.
 void read_layer_types(const ConfigFields& f, Config& c) {
     const json* const types = f.find("layer_types");
+    if (types && c.is_fused)
+        f.wrong("layer_types", ("none in a model of type " + c.model_type).c_str(), excerpt(*types));
     if (!types && model_type(c).chooses_window && c.window) {
         const int64_t begin = f.size_or("max_window_layers", max_layers, 28, 0);
         for (int64_t layer = 0; layer < c.L; layer++) c.slides.push_back(layer >= begin);
@@ -320,7 +394,7 @@ void refuse_other_models(const ConfigFields& f, const Config& c) {
     if (c.output_bias) f.wrong("attention_bias", "false", "true");
     if (c.mlp_bias) f.wrong("mlp_bias", "false", "true");
     if (f.flag_or("use_qk_norm", false)) f.wrong("use_qk_norm", "false", "true");
-    if (c.window && !model_type(c).window) f.wrong("sliding_window", "null", std::to_string(c.window));
+    if (c.window && !model_type(c).can_slide) f.wrong("sliding_window", "null", std::to_string(c.window));
 }
 
 void read_llama(const ConfigFields& f, Config& c) {
@@ -331,10 +405,12 @@ void read_llama(const ConfigFields& f, Config& c) {
     c.output_bias = f.flag_or("attention_bias", false);
     c.qkv_bias = c.output_bias || type.qkv_bias;
     c.mlp_bias = f.flag_or("mlp_bias", false);
-    c.qk_norm = type.qk_norm;
+    c.qk_norm = type.qk_norm, c.is_fused = type.is_fused;
+    c.output_norm = type.output_norm, c.joint_qk_norm = type.joint_qk_norm;
     if (!type.chooses_window || f.flag_or("use_sliding_window", false))
         c.window = f.size_or("sliding_window", INT32_MAX, f.missing("sliding_window", type.window, 0));
-    if (!type.has_ends) c.bos = -1, c.eos = {};
+    c.bos = type.bos, c.eos.assign(type.eos >= 0, type.eos);
+    if (type.pad >= 0 && !f.values.contains("pad_token_id")) c.pad = type.pad;
     c.tied = f.flag_or("tie_word_embeddings", c.tied);
     refuse_other_models(f, c);
     c.C = f.size("hidden_size", max_width);
@@ -348,7 +424,7 @@ void read_llama(const ConfigFields& f, Config& c) {
                 std::to_string(c.NH) + " and " + std::to_string(c.NKV));
     c.HD = f.size_or("head_dim", max_width, f.missing("head_dim", type.HD, 0));
     c.max_context = f.size_or("max_position_embeddings", INT32_MAX, type.max_context);
-    c.eps = f.positive_or("rms_norm_eps", c.eps);
+    c.eps = f.positive_or("rms_norm_eps", type.eps);
 }
 
 // " (...)" with how to get it, where the name may be a model's on the Hugging Face hub: "owner/name".
@@ -485,9 +561,12 @@ std::string config_json(const Config& c, DType dtype) {
                                     : c.eos.size() == 1 ? ordered(c.eos[0])
                                                         : ordered(c.eos)},
                    {"torch_dtype", info(dtype).python}});
-    if (type.window) values["sliding_window"] = c.window ? ordered(c.window) : ordered(nullptr);
+    if (c.rope_scaling.kind == RopeKind::longrope)
+        values["original_max_position_embeddings"] = c.rope_scaling.original_context;
+    if (type.can_slide) values["sliding_window"] = c.window ? ordered(c.window) : ordered(nullptr);
     if (type.chooses_window) values["use_sliding_window"] = c.window > 0;
     for (const bool slides : c.slides) values["layer_types"].push_back(layer_types[slides]);
+    if (type.pad >= 0) values["pad_token_id"] = nullptr;
     if (c.pad) values["pad_token_id"] = *c.pad;
     return values.dump(2) + "\n";
 }

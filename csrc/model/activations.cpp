@@ -81,9 +81,14 @@ void plan_activations(const std::vector<Activations*>& in_flight, const Config& 
         each->inputs.resize(layers.size() - 1);
         for (Tensor& input : each->inputs) arena.plan("activations", &input, each->embedding);
     }
+    const auto is_held = [&](int64_t layer) {
+        return std::ranges::any_of(
+            layers, [&](const LayerRange& chunk) { return layer >= chunk.first && layer < chunk.end; });
+    };
     for (const auto& row : block_activations(config, B, T, dtype)) {
         if (!row.present) continue;
         const LinearRow* const reader = reader_of(row.member);
+        const bool is_residual = config.output_norm && reader && reader->norm;
         // The first of the tensors that share one memory.
         Tensor *first = row.shares && training ? &(a.*row.shares) : nullptr, *first_codes = nullptr;
         const auto plan = [&](Tensor* tensor, const Tensor& like, bool shares, Tensor*& of) {
@@ -95,20 +100,27 @@ void plan_activations(const std::vector<Activations*>& in_flight, const Config& 
         };
         for (Activations* each : in_flight)
             for (int64_t layer = 0; layer < config.L; layer++) {
-                const bool held = std::ranges::any_of(layers, [&](const LayerRange& chunk) {
-                    return layer >= chunk.first && layer < chunk.end;
-                });
-                if (!held) continue;
+                if (!is_held(layer)) continue;
                 BlockActivations& block = each->blocks[layer];
                 const bool in_fp8 = fp8.has(layer),
                            again = is_recomputed(o.recompute, row.member, layer, in_fp8);
                 // In fp8 the backward pass reads the codes alone, except attention's values.
                 const bool transient = in_fp8 && reader && rewritten_by_backward(reader->input);
-                plan(&(block.*row.member), row.like, !training || again || transient, first);
+                if (!is_residual)
+                    plan(&(block.*row.member), row.like, !training || again || transient, first);
                 if (in_fp8 && reader)
                     plan(&(block.*reader->x_codes), codes_of(row.like, fp8.codes), again, first_codes);
             }
     }
+    if (!config.output_norm) return;
+    for (Activations* each : in_flight)
+        for (int64_t layer = 0; layer < config.L; layer++) {
+            if (!is_held(layer)) continue;
+            BlockActivations& block = each->blocks[layer];
+            const Tensor& input = block_input(*each, layers, layer);
+            arena.share(&block.input_norm, input, &input);
+            arena.share(&block.post_norm, block.residual_mid, &block.residual_mid);
+        }
 }
 
 void reshape_activations(Activations& a, const Config& config, int64_t B, int64_t T) {

@@ -16,6 +16,7 @@ struct BlockActivations {
     // With QK norm: queries and keys after it and RoPE, [N, (NH+NKV)·HD]; the norm's statistics.
     Tensor qk, q_rstd, k_rstd;
     Tensor attention, lse;
+    Tensor attention_out, mlp_out;  // with Config::output_norm: the products whose norms are added
     Tensor residual_mid;
     Tensor post_norm, post_rstd, post_mean;
     Tensor gate_up, swiglu;  // of models without a gate: the up projection alone, and its GELU
@@ -66,24 +67,32 @@ inline std::vector<ActivationRow<BlockActivations>> block_activations(const Conf
     const int64_t N = B * T, n = c.stream_rows(N);
     const Tensor rows = shaped(t, {N, c.C}), stream = shaped(t, {n, c.C}),
                  one_per_row = shaped(DType::f32, {n});
-    const bool has_means = c.norm == NormKind::layer;
-    return {{"input_norm", &A::input_norm, rows},
-            {"input_rstd", &A::input_rstd, one_per_row},
+    const bool has_means = c.norm == NormKind::layer, outputs = c.output_norm;
+    const int64_t q_norms = c.joint_qk_norm ? 1 : c.NH, k_norms = c.joint_qk_norm ? 1 : c.NKV;
+    const auto kept = [](const char* name, Tensor A::* member, const Tensor& like, bool present) {
+        return ActivationRow<A>{name, member, like, Lifetime::backward, nullptr, present};
+    };
+    return {{outputs ? "attention_input" : "input_norm", &A::input_norm, rows},
+            kept("input_rstd", &A::input_rstd, one_per_row, !outputs),
             {"input_mean", &A::input_mean, one_per_row, Lifetime::backward, nullptr, has_means},
             {"qkv", &A::qkv, shaped(t, {N, c.qkv_size()})},
             {"", &A::qk, shaped(t, {N, c.q_size() + c.kv_size()}), Lifetime::backward, nullptr, c.qk_norm},
-            {"", &A::q_rstd, shaped(DType::f32, {B, T, c.NH}), Lifetime::backward, nullptr, c.qk_norm},
-            {"", &A::k_rstd, shaped(DType::f32, {B, T, c.NKV}), Lifetime::backward, nullptr, c.qk_norm},
+            {"", &A::q_rstd, shaped(DType::f32, {B, T, q_norms}), Lifetime::backward, nullptr, c.qk_norm},
+            {"", &A::k_rstd, shaped(DType::f32, {B, T, k_norms}), Lifetime::backward, nullptr, c.qk_norm},
             {"attention", &A::attention, shaped(t, {N, c.q_size()})},
             {"attention_lse", &A::lse, shaped(DType::f32, {B, c.NH, T})},
+            kept("attention_out", &A::attention_out, rows, outputs),
+            kept("attention_out_rstd", &A::input_rstd, one_per_row, outputs),
             {"residual_mid", &A::residual_mid, stream},
-            {"post_norm", &A::post_norm, rows},
-            {"post_rstd", &A::post_rstd, one_per_row},
+            {outputs ? "mlp_input" : "post_norm", &A::post_norm, rows},
+            kept("post_rstd", &A::post_rstd, one_per_row, !outputs),
             {"post_mean", &A::post_mean, one_per_row, Lifetime::backward, nullptr, has_means},
             {"gate_up", &A::gate_up, shaped(t, {N, c.up_size()})},
             // Its backward writes it where it has read dswiglu.
             {c.is_gated() ? "swiglu" : "gelu", &A::swiglu, shaped(t, {N, c.F}), Lifetime::backward,
              &Activations::dswiglu},
+            kept("mlp_out", &A::mlp_out, rows, outputs),
+            kept("mlp_out_rstd", &A::post_rstd, one_per_row, outputs),
             {"residual_out", &A::residual_out, stream}};
 }
 

@@ -13,12 +13,12 @@
 namespace llamac {
 namespace {
 
-// heads [B,T,count,HD] out of joined rows [N,QKV], the first of them at head `first`.
-Tensor heads(const Model& m, const Tensor& rows, int64_t first, int64_t count) {
+// heads [B,T,count,HD] out of joined rows [N,QKV], the first of them at head `first`; joint: as one, [B,T,1,count*HD].
+Tensor heads(const Model& m, const Tensor& rows, int64_t first, int64_t count, bool joint = false) {
     const int64_t B = m.activations.tokens.shape[0], T = m.activations.tokens.shape[1], HD = m.config.HD;
     const int64_t row = rows.shape[1];
     Tensor t = make_tensor(static_cast<char*>(rows.data) + first * HD * size_of(rows.dtype), rows.dtype,
-                           {B, T, count, HD});
+                           {B, T, joint ? 1 : count, joint ? count * HD : HD});
     t.stride[0] = T * row;
     t.stride[1] = row;
     return t;
@@ -79,17 +79,18 @@ void normalize_and_rotate(Model& m, int64_t layer, const CachedRows* cached) {
     const BlockActivations& a = m.activations.blocks[layer];
     const bool turns = m.config.positions == PositionKind::rope && !(cached && cached->is_decode);
     const Tensor cis = !turns ? Tensor{} : cached ? cached->cis : m.activations.cis;
-    if (m.config.qk_norm) {
+    const bool joint = m.config.joint_qk_norm;
+    if (m.config.qk_norm)
         for (const NormedHeads& part : normed_heads(m, layer))
             qk_norm_rope_forward(m.context,
-                                 {.out = heads(m, qk_rows(m, layer, cached), part.first, part.count),
+                                 {.out = heads(m, qk_rows(m, layer, cached), part.first, part.count, joint),
                                   .rstd = part.rstd,
-                                  .x = heads(m, a.qkv, part.first, part.count),
+                                  .x = heads(m, a.qkv, part.first, part.count, joint),
                                   .weight = m.parameters.weight(part.weight),
-                                  .cis = cis,
+                                  .cis = joint ? Tensor{} : cis,
                                   .eps = m.config.eps});
-    } else if (turns) {
-        const Tensor x = heads(m, a.qkv, 0, m.config.NH + m.config.NKV);
+    if (turns && (joint || !m.config.qk_norm)) {
+        const Tensor x = heads(m, qk_rows(m, layer, cached), 0, m.config.NH + m.config.NKV);
         rope_forward(m.context, {.out = x, .x = x, .cis = cis, .interleaved = false});
     }
 }
@@ -251,11 +252,35 @@ Norm norm_of(const Model& m, int64_t layer, const LinearRow& row) {
     return {residual_of(m, layer, row), a.*row.statistics, a.*row.mean, p.*row.norm, p.*row.norm_bias};
 }
 
+// With Config::output_norm, of a linear that adds the residual: the norm of its product.
+bool norms_output(const Model& m, const LinearRow& row) {
+    return m.config.output_norm && row.adds_residual;
+}
+const Tensor& product_of(const Model& m, int64_t layer, const LinearRow& row) {
+    return m.activations.blocks[layer].*(norms_output(m, row) ? row.derived[0] : row.out);
+}
+Norm output_norm_of(const Model& m, int64_t layer, const LinearRow& row) {
+    Norm norm = norm_of(m, layer, *(&row - 1));
+    norm.x = product_of(m, layer, row);
+    return norm;
+}
+// out = residual + norm(product)
+void add_normed(Model& m, int64_t layer, const LinearRow& row) {
+    const Tensor& out = m.activations.blocks[layer].*row.out;
+    norm_forward(m, out, output_norm_of(m, layer, row));
+    scale_rows(m.context, {.out = out, .x = residual_of(m, layer, row), .scale = 1.0, .accumulate = true});
+}
+// The gradient of a linear's product.
+const Tensor& product_gradient(const Model& m, const LinearRow& row) {
+    return m.activations.*(norms_output(m, row) ? &Activations::dnorm : row.dout);
+}
+
 // The values of a linear's input.
 void compute_input(Model& m, int64_t layer, const LinearRow& row, const CachedRows* cached) {
     const BlockActivations& a = m.activations.blocks[layer];
     switch (row.input) {
     case Producer::norm:
+        if (m.config.output_norm) return;  // it is the residual
         norm_forward(m, own_rows(m, a.*row.x), norm_of(m, layer, row));
         return gather_rows(m, a.*row.x);
     case Producer::attention:
@@ -297,23 +322,24 @@ void quantize_input(Model& m, int64_t layer, const LinearRow& row, const Quantiz
 // The gradients of the linear's queries and keys, from those of attention's, in place.
 void normalize_and_rotate_backward(Model& m, int64_t layer, bool accumulate) {
     const Tensor &dqkv = m.activations.dqkv, &cis = m.activations.cis;
-    if (m.config.qk_norm) {
-        for (const NormedHeads& part : normed_heads(m, layer)) {
-            const Tensor dx = heads(m, dqkv, part.first, part.count);
-            qk_norm_rope_backward(m.context,
-                                  {.dx = dx,
-                                   .dweight = m.parameters.gradient(part.weight),
-                                   .dout = dx,
-                                   .x = heads(m, m.activations.blocks[layer].qkv, part.first, part.count),
-                                   .weight = m.parameters.weight(part.weight),
-                                   .rstd = part.rstd,
-                                   .cis = cis,
-                                   .accumulate = accumulate});
-        }
-    } else if (m.config.positions == PositionKind::rope) {
+    const bool joint = m.config.joint_qk_norm;
+    if (m.config.positions == PositionKind::rope && (joint || !m.config.qk_norm)) {
         const Tensor dx = heads(m, dqkv, 0, m.config.NH + m.config.NKV);
         rope_backward(m.context, {.dx = dx, .dout = dx, .cis = cis, .interleaved = false});
     }
+    if (m.config.qk_norm)
+        for (const NormedHeads& part : normed_heads(m, layer)) {
+            const Tensor dx = heads(m, dqkv, part.first, part.count, joint);
+            qk_norm_rope_backward(
+                m.context, {.dx = dx,
+                            .dweight = m.parameters.gradient(part.weight),
+                            .dout = dx,
+                            .x = heads(m, m.activations.blocks[layer].qkv, part.first, part.count, joint),
+                            .weight = m.parameters.weight(part.weight),
+                            .rstd = part.rstd,
+                            .cis = joint ? Tensor{} : cis,
+                            .accumulate = accumulate});
+        }
     if (m.fp8 && m.hook) m.hook("dact." + std::to_string(layer) + ".qkv", dqkv);  // as it is quantised
 }
 
@@ -356,8 +382,12 @@ void backward_producer(Model& m, int64_t layer, const LinearRow& row, const Reco
     const Tensor written = rewrites ? a.*row.x : Tensor{};
     switch (row.input) {
     case Producer::norm:
-        norm_backward(m, norm_of(m, layer, row), own_rows(m, input_gradient(m, row)), !m.config.post_norm,
-                      own_rows(m, written), accumulate);
+        if (m.config.output_norm) {
+            scale_rows(m.context, {.out = d.dresidual, .x = d.dnorm, .scale = 1.0, .accumulate = true});
+            return show_gradient(m, layer, row.x, d.dresidual);
+        }
+        norm_backward(m, d.dresidual, norm_of(m, layer, row), own_rows(m, input_gradient(m, row)),
+                      !m.config.post_norm, own_rows(m, written), accumulate);
         return rewrites ? gather_rows(m, written) : void();
     case Producer::attention:
         return attend_backward(m, layer, again.input);
@@ -410,7 +440,7 @@ const LinearRow* reader_of(Tensor BlockActivations::* activation) {
 
 const char* name_of(const Config& config, Tensor BlockActivations::* activation) {
     for (const auto& row : block_activations(config, 1, 1, DType::f32))
-        if (row.member == activation) return row.name;
+        if (row.present && row.member == activation) return row.name;
     return "";
 }
 
@@ -446,10 +476,10 @@ void norm_forward(Model& m, const Tensor& out, const Norm& norm) {
     }
 }
 
-void norm_backward(Model& m, const Norm& norm, const Tensor& dout, bool adds, const Tensor& out,
-                   bool accumulate) {
+void norm_backward(Model& m, const Tensor& gradient, const Norm& norm, const Tensor& dout, bool adds,
+                   const Tensor& out, bool accumulate) {
     const Parameters& p = m.parameters;
-    const Tensor dx = own_rows(m, m.activations.dresidual), dresidual = adds ? dx : Tensor{};
+    const Tensor dx = own_rows(m, gradient), dresidual = adds ? dx : Tensor{};
     switch (m.config.norm) {
     case NormKind::rms:
         return rmsnorm_backward(m.context, {.dx = dx,
@@ -481,12 +511,13 @@ bool has_tanh(const Model& m) {
     return m.config.activation == ActivationKind::gelu_tanh;
 }
 
-Tensor block_input(const Model& m, int64_t layer) {
-    const std::vector<LayerRange>& chunks = m.parameters.layers;
+const Tensor& block_input(const Activations& a, const std::vector<LayerRange>& chunks, int64_t layer) {
     for (size_t chunk = 1; chunk < chunks.size(); chunk++)
-        if (layer == chunks[chunk].first) return m.activations.inputs[chunk - 1];
-    return layer > chunks.front().first ? m.activations.blocks[layer - 1].residual_out
-                                        : m.activations.embedding;
+        if (layer == chunks[chunk].first) return a.inputs[chunk - 1];
+    return layer > chunks.front().first ? a.blocks[layer - 1].residual_out : a.embedding;
+}
+Tensor block_input(const Model& m, int64_t layer) {
+    return block_input(m.activations, m.parameters.layers, layer);
 }
 
 void forward_block(Model& m, int64_t layer, Run run, const CachedRows* cached) {
@@ -505,8 +536,9 @@ void forward_block(Model& m, int64_t layer, Run run, const CachedRows* cached) {
         // A sum over ranks has the bias in the first one's term; the residual follows.
         const bool sums = row.split == Split::inputs && m.options.tensor.ranks > 1,
                    adds_bias = bias && (!sums || m.options.tensor.rank == 0);
-        const Tensor out = sums ? terms_of(m, a.*row.out) : a.*row.out,
-                     residual = row.adds_residual ? residual_of(m, layer, row) : Tensor{};
+        const bool adds = row.adds_residual && !norms_output(m, row);
+        const Tensor out = sums ? terms_of(m, a.*row.out) : product_of(m, layer, row),
+                     residual = adds ? residual_of(m, layer, row) : Tensor{};
         const Quantizable weight = linear_weight(m, {layer, &row});
         const Tensor term = sums ? Tensor{} : residual,
                      bias_of_all = adds_bias ? m.parameters.weight(*bias) : Tensor{};
@@ -518,6 +550,7 @@ void forward_block(Model& m, int64_t layer, Run run, const CachedRows* cached) {
             reduce_rows(m, a.*row.out, out);
             scale_rows(m.context, {.out = a.*row.out, .x = residual, .scale = 1.0, .accumulate = true});
         }
+        if (norms_output(m, row)) add_normed(m, layer, row);
         if (feeds(row, Producer::attention)) normalize_and_rotate(m, layer, cached);
     }
 }
@@ -527,33 +560,38 @@ void backward_block(Model& m, int64_t layer, bool accumulate) {
     const BlockActivations& a = d.blocks[layer];
     for (const LinearRow& row : std::views::reverse(block_linears)) {
         const Recomputed again = recomputed(m.options.recompute, row, layer, in_fp8(m, layer));
-        if (row.split == Split::inputs) gather_rows(m, d.*row.dout);
-        const Quantizable dout = output_gradient(m, {layer, &row}, d.*row.dout),
+        const Tensor& dproduct = product_gradient(m, row);
+        if (norms_output(m, row)) {
+            norm_backward(m, dproduct, output_norm_of(m, layer, row), d.*row.dout, false, {}, accumulate);
+            show_gradient(m, layer, row.derived[0], dproduct);
+        }
+        if (row.split == Split::inputs) gather_rows(m, dproduct);
+        const Quantizable dout = output_gradient(m, {layer, &row}, dproduct),
                           weight = linear_weight(m, {layer, &row});
         if (feeds(row, Producer::attention) && !gradient_as_codes(m, layer, row))
             normalize_and_rotate_backward(m, layer, accumulate);
         if (const FlatParam* const bias = bias_of(m, layer, row); bias && bias->trains)
             bias_backward(
                 m.context,
-                {.dbias = m.parameters.gradient(*bias), .dout = d.*row.dout, .accumulate = accumulate});
+                {.dbias = m.parameters.gradient(*bias), .dout = dproduct, .accumulate = accumulate});
         quantize_gradient(m, layer, row, dout);
         const bool rewrites = again.input_alone() && rewritten_by_backward(row.input);
         // Nothing reads the gradient of the input of the first block that trains, unless its norm trains.
         const bool reaches = &row != block_linears.data() || trains_input(m, layer);
         const Tensor& dx = input_gradient(m, row);
         if (has_adapter(m, row))
-            lora_backward_input(m, layer, row, reaches ? dx : Tensor{}, d.*row.dout, weight.values);
+            lora_backward_input(m, layer, row, reaches ? dx : Tensor{}, dproduct, weight.values);
         else if (reaches)
             linear_backward_input(m, dx, dout, weight, row.norm && m.config.post_norm);
         if (reaches && row.split == Split::outputs) reduce_rows(m, own_rows(m, dx), dx);
-        if (reaches) show_gradient(m, layer, row.x, dx);
+        if (reaches && !(row.norm && m.config.output_norm)) show_gradient(m, layer, row.x, dx);
         if (reaches || rewrites) backward_producer(m, layer, row, again, rewrites, accumulate);
         Quantizable x = input_of(m, layer, row, true);
         x.rows = {};
         if (again.input_alone()) quantize_input(m, layer, row, x, true);
         const FlatParam& matrix = m.parameters.blocks[layer].*row.weight;
         if (matrix.trains) linear_backward_weight(m, m.parameters.gradient(matrix), dout, x, accumulate);
-        if (has_adapter(m, row)) lora_backward_weight(m, layer, row, d.*row.dout, a.*row.x, accumulate);
+        if (has_adapter(m, row)) lora_backward_weight(m, layer, row, dproduct, a.*row.x, accumulate);
         if (row.norm && row.residual) show_gradient(m, layer, row.residual, d.dresidual);
     }
 }

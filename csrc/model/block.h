@@ -37,7 +37,8 @@ struct LinearRow {
     // Of a norm: its weight, and a LayerNorm's bias and means.
     FlatParam BlockParameters::*norm = nullptr, BlockParameters::*norm_bias = nullptr;
     Tensor BlockActivations::* mean = nullptr;
-    // What is computed from out and lives as long.
+    // What is computed with out and lives as long. With Config::output_norm, the first of a linear that adds the residual is its
+    // product, whose norm, that of the row before, is added.
     std::array<Tensor BlockActivations::*, 3> derived = {};
 };
 
@@ -74,7 +75,8 @@ inline constexpr std::array<LinearRow, 4> block_linears = [] {
                                       .dout = &D::dresidual,
                                       .adds_residual = true,
                                       .split = Split::inputs,
-                                      .statistics = &A::lse},
+                                      .statistics = &A::lse,
+                                      .derived = {&A::attention_out}},
                                      {.name = "gate_up",
                                       .input = Producer::norm,
                                       .weight = &P::gate_up,
@@ -104,7 +106,8 @@ inline constexpr std::array<LinearRow, 4> block_linears = [] {
                                       .dout = &D::dresidual,
                                       .adds_residual = true,
                                       .split = Split::inputs,
-                                      .residual = &A::residual_mid}}};
+                                      .residual = &A::residual_mid,
+                                      .derived = {&A::mlp_out}}}};
 }();
 inline int64_t index_of(const LinearRow& row) {
     return &row - block_linears.data();
@@ -138,7 +141,9 @@ enum class Run : uint8_t { inference, training, recomputation };
 void forward_block(Model& model, int64_t layer, Run run, const CachedRows* cached = nullptr);
 // dresidual enters as the gradient of the block's output and leaves as that of its input.
 void backward_block(Model& model, int64_t layer, bool accumulate);
-// The input of block `layer`, which is the output of the one before.
+// The input of block `layer`, which is the output of the one before, of a model with these chunks of layers.
+const Tensor& block_input(const Activations& activations, const std::vector<LayerRange>& chunks,
+                          int64_t layer);
 Tensor block_input(const Model& model, int64_t layer);
 
 // A norm: its input [N,C], the statistics that its backward reads [N], its weight and bias. RMSNorm has no mean and no bias.
@@ -147,10 +152,10 @@ struct Norm {
     const FlatParam &weight, &bias;
 };
 void norm_forward(Model& model, const Tensor& out, const Norm& norm);
-// dresidual becomes the gradient of the norm's input; with `adds`, this gradient is added to it. out: with data, receives the
+// gradient becomes that of the norm's input; with `adds`, that is added to it. out: with data, receives the
 // norm's output again.
-void norm_backward(Model& model, const Norm& norm, const Tensor& dout, bool adds, const Tensor& out,
-                   bool accumulate);
+void norm_backward(Model& model, const Tensor& gradient, const Norm& norm, const Tensor& dout, bool adds,
+                   const Tensor& out, bool accumulate);
 
 // Which GELU the model has.
 bool has_tanh(const Model& model);

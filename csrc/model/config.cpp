@@ -8,8 +8,12 @@ namespace llamac {
 Config divide(const Config& c, const Axis& tensor) {
     const int64_t ranks = tensor.ranks, tokens = tokens_per_rank(c.V, ranks);
     if (ranks == 1) return c;
-    if (c.is_bert())
-        fail("--tp ", ranks, ": expected a model of type llama, mistral, qwen2, qwen3 or gpt2, found bert");
+    if (c.is_bert() || c.output_norm)
+        fail("--tp ", ranks, ": expected a model of type llama, mistral, qwen2, qwen3, phi3 or gpt2, found ",
+             c.model_type);
+    if (c.is_fused && c.NH != c.NKV)
+        fail("--tp ", ranks, ": expected as many key and value heads as attention heads in a model of type ",
+             c.model_type, ", found ", c.NKV, " and ", c.NH);
     Config part = c;
     const auto divide_size = [&](const char* field, int64_t& size) {
         if (size % ranks != 0)
@@ -29,7 +33,7 @@ Config divide(const Config& c, const Axis& tensor) {
     return part;
 }
 
-std::vector<double> rope_frequencies(const Config& c) {
+std::vector<double> rope_frequencies(const Config& c, int64_t T) {
     const RopeScaling& r = c.rope_scaling;
     const int64_t pairs = c.HD / 2;
     if (c.positions == PositionKind::learned) return std::vector<double>(static_cast<size_t>(pairs), 0.0);
@@ -49,17 +53,19 @@ std::vector<double> rope_frequencies(const Config& c) {
     // How much of a frequency stays.
     const auto kept = [&](double j, double frequency) {
         if (r.kind == RopeKind::plain) return 1.0;
-        if (r.kind == RopeKind::linear) return 0.0;
+        if (r.kind == RopeKind::linear || r.kind == RopeKind::longrope) return 0.0;
         const double share = r.kind == RopeKind::yarn
                                  ? (last - j) / (last - first)
                                  : (context * frequency / (2 * pi) - r.low) / (r.high - r.low);
         return std::clamp(share, 0.0, 1.0);
     };
+    const std::vector<double>& divisors = T > r.original_context ? r.long_factor : r.short_factor;
     std::vector<double> frequencies;
     for (int64_t pair = 0; pair < pairs; pair++) {
         const auto j = static_cast<double>(pair);
         const double frequency = std::pow(c.rope_theta, -j / half), keep = kept(j, frequency);
-        frequencies.push_back((1 - keep) * frequency / r.factor + keep * frequency);
+        const double divisor = divisors.empty() ? r.factor : divisors[static_cast<size_t>(pair)];
+        frequencies.push_back((1 - keep) * frequency / divisor + keep * frequency);
     }
     return frequencies;
 }

@@ -12,7 +12,7 @@ namespace llamac {
 
 constexpr int32_t ignore_index = -100;  // a target that does not count, as in PyTorch
 
-enum class RopeKind : uint8_t { plain, linear, llama3, yarn };
+enum class RopeKind : uint8_t { plain, linear, llama3, yarn, longrope };
 
 // Scaling of rotary frequencies for contexts that are longer than those of the first training.
 struct RopeScaling {
@@ -22,8 +22,10 @@ struct RopeScaling {
     double low = 1,
            high = 4;  // Llama 3's low_freq_factor and high_freq_factor, YaRN's beta_slow and beta_fast
     int64_t original_context = 0;  // in tokens
-    double attention_factor = 1;   // of cosines and sines: YaRN's
+    double attention_factor = 1;   // of cosines and sines: YaRN's and LongRoPE's
     bool truncate = true;          // YaRN's bounds are whole pairs
+    // LongRoPE's divisors of each pair's frequency, [HD/2]: within the original context, and beyond it.
+    std::vector<double> short_factor = {}, long_factor = {};
 };
 
 enum class NormKind : uint8_t { rms, layer };
@@ -46,7 +48,11 @@ struct Config {
     bool post_norm = false;   // norms of sums, which are the residuals (block.h); with a head like BERT's
     int64_t token_types = 0;  // rows of the table of token types; 0: there is none
     bool has_pooler = false, has_next_sentence = false;  // BERT's, which files carry and nothing computes
-    bool qk_norm = false;                                // of each head's queries and keys, before RoPE
+    bool output_norm =
+        false;  // norms of the outputs of attention and of the feed-forward part, which are then added
+    bool qk_norm = false;           // of each head's queries and keys, before RoPE
+    bool joint_qk_norm = false;     // with qk_norm: of the queries, and of the keys, of all heads together
+    bool is_fused = false;          // files have q, k and v as one tensor, and gate and up as one
     int64_t window = 0;             // the last tokens that attention sees, its own among them; 0: all
     std::vector<bool> slides = {};  // by layer: whether its attention has the window; empty: all layers
     bool has_dropout = false;       // of config.json, which is not applied
@@ -85,7 +91,7 @@ inline int64_t tokens_per_rank(int64_t V, int64_t ranks) {
 // The sizes of this rank where tensor parallelism divides the model. Throws Error if its ranks do not divide the model.
 Config divide(const Config& config, const Axis& tensor);
 
-// Radians per position of each pair of a head's channels, [HD/2]; zeros where positions are learned.
-std::vector<double> rope_frequencies(const Config& config);
+// Radians per position of each pair of a head's channels, [HD/2]; zeros where positions are learned. T: of the longest sequence.
+std::vector<double> rope_frequencies(const Config& config, int64_t T);
 
 }  // namespace llamac

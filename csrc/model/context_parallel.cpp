@@ -97,7 +97,8 @@ void check_context_parallel(const Config& config, const ModelOptions& o) {
     const int64_t ranks = o.context.ranks;
     if (ranks == 1) return;
     if (config.is_bert())
-        fail("--cp ", ranks, ": expected a model of type llama, mistral, qwen2, qwen3 or gpt2, found bert");
+        fail("--cp ", ranks,
+             ": expected a model of type llama, mistral, qwen2, qwen3, phi3, olmo2 or gpt2, found bert");
     if (divisible_length(o.context, o.seq_len) != o.seq_len)
         fail("--cp ", ranks, ": expected --seq-len to be a multiple of 2 * cp = ", 2 * ranks, ", found ",
              o.seq_len);

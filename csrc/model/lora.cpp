@@ -95,10 +95,10 @@ Tensor join_a(Model& m, int64_t layer, const LinearRow& row, const Tensor& weigh
 }  // namespace
 
 void check_lora(const Config& config, const Lora& lora) {
-    if (lora.rank > 0 && !config.is_gated())
+    if (lora.rank > 0 && (!config.is_gated() || config.is_fused))
         fail(
             "--lora: expected a model with the linears q, k, v, o, gate, up and down (llama, mistral, qwen2, "
-            "qwen3), found ",
+            "qwen3, olmo2), found ",
             config.model_type);
 }
 

@@ -83,7 +83,7 @@ void transform_backward(Model& m, bool accumulate) {
     const Parameters& p = m.parameters;
     const Tensor& dtransform = a.dattention;
     show(m, "dact", &Activations::transform_norm, a.dnorm);
-    norm_backward(m, transform_norm(m), a.dnorm, false, {}, accumulate);
+    norm_backward(m, a.dresidual, transform_norm(m), a.dnorm, false, {}, accumulate);
     show(m, "dact", &Activations::transform_gelu, a.dresidual);
     gelu_backward(m.context, {.dx = dtransform, .dout = a.dresidual, .x = a.transform, .tanh = has_tanh(m)});
     show(m, "dact", &Activations::transform, dtransform);
@@ -253,7 +253,7 @@ void backward_trunk(Model& m, const MicroBatch& micro_batch, int64_t chunk) {
     if (layers.end == m.config.L) {
         if (m.config.post_norm) transform_backward(m, accumulate);
         show(m, "dact", &Activations::final_norm, a.dnorm);
-        norm_backward(m, final_norm(m), own_rows(m, a.dnorm), false, {}, accumulate);
+        norm_backward(m, a.dresidual, final_norm(m), own_rows(m, a.dnorm), false, {}, accumulate);
         reduce_gradients(m, p.segment_of(m.config.L), micro_batch);
     }
     for (int64_t layer = layers.end - 1; layer >= layers.first; layer--) {
@@ -468,7 +468,9 @@ void Model::allocate() {
     if (workspace_bytes.data) workspace.use(workspace_bytes.data, workspace_bytes.bytes());
     if (fp8) reset_fp8(*fp8, config);
     if (lora) reset_lora(*lora);
-    copy_bytes(frequency.data, rope_frequencies(config).data(), frequency.bytes());
+    const int64_t longest =
+        options.training ? options.seq_len : std::max(options.seq_len, options.cache.positions);
+    copy_bytes(frequency.data, rope_frequencies(config, longest).data(), frequency.bytes());
     const float of_mean = static_cast<float>(1.0 / static_cast<double>(options.batch_size * options.seq_len));
     copy_bytes(dloss.data, &of_mean, sizeof of_mean);
     if (loss_scale.data) {

@@ -170,20 +170,25 @@ inline std::vector<ParameterRow> block_parameters(const Config& c, BlockParamete
                 {own + "output.dense.weight", &p.down, {c.C, c.F}, matrices},
                 {own + "output.dense.bias", &p.down_bias, {c.C}, biases}};
     }
-    return {{"input_layernorm.weight", &p.input_norm, {c.C}, norms},
-            {"self_attn.q_proj.weight", &p.qkv, {c.q_size(), c.C}, matrices},
-            {"self_attn.k_proj.weight", &p.qkv, {c.kv_size(), c.C}, matrices},
-            {"self_attn.v_proj.weight", &p.qkv, {c.kv_size(), c.C}, matrices},
+    // With output_norm, each norm follows the linears that read its input in other models.
+    FlatParam& post_attention = c.output_norm ? p.input_norm : p.post_norm;
+    return {{"input_layernorm.weight", &p.input_norm, {c.C}, norms, !c.output_norm},
+            {"self_attn.qkv_proj.weight", &p.qkv, {c.qkv_size(), c.C}, matrices, c.is_fused, false, 0, 3},
+            {"self_attn.q_proj.weight", &p.qkv, {c.q_size(), c.C}, matrices, !c.is_fused},
+            {"self_attn.k_proj.weight", &p.qkv, {c.kv_size(), c.C}, matrices, !c.is_fused},
+            {"self_attn.v_proj.weight", &p.qkv, {c.kv_size(), c.C}, matrices, !c.is_fused},
             {"self_attn.q_proj.bias", &p.qkv_bias, {c.q_size()}, biases, c.qkv_bias},
             {"self_attn.k_proj.bias", &p.qkv_bias, {c.kv_size()}, biases, c.qkv_bias},
             {"self_attn.v_proj.bias", &p.qkv_bias, {c.kv_size()}, biases, c.qkv_bias},
-            {"self_attn.q_norm.weight", &p.q_norm, {c.HD}, norms, c.qk_norm},
-            {"self_attn.k_norm.weight", &p.k_norm, {c.HD}, norms, c.qk_norm},
+            {"self_attn.q_norm.weight", &p.q_norm, {c.joint_qk_norm ? c.q_size() : c.HD}, norms, c.qk_norm},
+            {"self_attn.k_norm.weight", &p.k_norm, {c.joint_qk_norm ? c.kv_size() : c.HD}, norms, c.qk_norm},
             {"self_attn.o_proj.weight", &p.o, {c.C, c.q_size()}, matrices},
-            {"post_attention_layernorm.weight", &p.post_norm, {c.C}, norms},
-            {"mlp.gate_proj.weight", &p.gate_up, {c.F, c.C}, matrices},
-            {"mlp.up_proj.weight", &p.gate_up, {c.F, c.C}, matrices},
-            {"mlp.down_proj.weight", &p.down, {c.C, c.F}, matrices}};
+            {"post_attention_layernorm.weight", &post_attention, {c.C}, norms},
+            {"mlp.gate_up_proj.weight", &p.gate_up, {2 * c.F, c.C}, matrices, c.is_fused, false, 0, 2},
+            {"mlp.gate_proj.weight", &p.gate_up, {c.F, c.C}, matrices, !c.is_fused},
+            {"mlp.up_proj.weight", &p.gate_up, {c.F, c.C}, matrices, !c.is_fused},
+            {"mlp.down_proj.weight", &p.down, {c.C, c.F}, matrices},
+            {"post_feedforward_layernorm.weight", &p.post_norm, {c.C}, norms, c.output_norm}};
 }
 
 // A linear of Hugging Face's with adapters.

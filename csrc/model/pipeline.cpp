@@ -48,7 +48,8 @@ Tensor boundary(const Model& m, int64_t chunk, bool incoming, bool gradient) {
 std::vector<LayerRange> parts_of(const Config& c, const ModelOptions& o) {
     const int64_t stages = o.pipeline.ranks, parts = stages * o.chunks;
     if (c.is_bert())
-        fail("--pp ", stages, ": expected a model of type llama, mistral, qwen2, qwen3 or gpt2, found bert");
+        fail("--pp ", stages,
+             ": expected a model of type llama, mistral, qwen2, qwen3, phi3, olmo2 or gpt2, found bert");
     if (parts > c.L)
         fail("--pp ", stages, o.chunks > 1 ? " --pp-chunks " + std::to_string(o.chunks) : "",
              ": expected at least one layer per ", o.chunks > 1 ? "chunk" : "stage", ", found ", c.L,

@@ -30,7 +30,7 @@ from llamac.model.config import Config, RopeScaling, rope_frequencies, yarn_atte
 # llama.cpp's names of the patterns by which texts are split.
 SPLITS = {LLAMA3_SPLIT: "llama-bpe", QWEN2_SPLIT: "qwen2", GPT2_SPLIT: "gpt-2"}
 # llama.cpp's architecture, by model_type. Others are llama there, whose rotary pairs are neighbours.
-ARCHITECTURES = {"qwen2": "qwen2", "qwen3": "qwen3", "gpt2": "gpt2"}
+ARCHITECTURES = {"qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "olmo2": "olmo2", "gpt2": "gpt2"}
 
 
 POSITIONS = {own.file_name("model.embed_positions.weight") for own in MODEL_TYPES.values()}
@@ -99,7 +99,11 @@ def _add_settings(writer: Any, c: Config, folder: Path) -> None:
     writer.add_value_length(c.head_dim)
     writer.add_rope_dimension_count(c.head_dim)
     writer.add_rope_freq_base(c.rope_theta)
-    if (scaling := c.rope_scaling) and scaling.rope_type != "llama3":  # a tensor has Llama 3.1's
+    scaling = c.rope_scaling
+    if scaling and scaling.rope_type == "longrope":  # tensors have its divisors
+        writer.add_rope_scaling_orig_ctx_len(scaling.original_max_position_embeddings)
+        writer.add_rope_scaling_attn_factors(scaling.attention_factor)
+    elif scaling and scaling.rope_type != "llama3":  # a tensor has Llama 3.1's
         import gguf
 
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling.rope_type))
@@ -215,8 +219,13 @@ def _add_tensors(writer: Any, architecture: str, c: Config, folder: Path, dtype:
         with np.errstate(over="ignore"):  # infinite, as in PyTorch
             array = gguf.quants.quantize(values, kind)
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), array, raw_dtype=kind)
-    if c.rope_scaling is not None and c.rope_scaling.rope_type == "llama3":
-        writer.add_tensor("rope_freqs.weight", rope_factors(c, c.rope_scaling), raw_dtype=types.F32)
+    factors = {}
+    if (scaling := c.rope_scaling) and scaling.rope_type == "llama3":
+        factors["freqs"] = rope_factors(c, scaling)
+    elif scaling and scaling.rope_type == "longrope":
+        factors = {"factors_short": scaling.short_factor, "factors_long": scaling.long_factor}
+    for name, values in factors.items():
+        writer.add_tensor(f"rope_{name}.weight", np.array(values, np.float32), raw_dtype=types.F32)
     return kinds
 
 

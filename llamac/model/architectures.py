@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from llamac.model.block import BERT_BLOCK, BLOCK, GPT2_BLOCK, Linear
+from llamac.model.block import BERT_BLOCK, BLOCK, GPT2_BLOCK, OLMO2_BLOCK, PHI3_BLOCK, Linear
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 class ModelType(NamedTuple):
@@ -22,6 +23,9 @@ class ModelType(NamedTuple):
     chooses_window: bool = False  # whether use_sliding_window and max_window_layers say which layers have it
     qkv_bias: bool = False
     qk_norm: bool = False  # of each head's queries and keys, before RoPE
+    joint_qk_norm: bool = False  # with qk_norm: of the queries, and of the keys, of all heads together
+    output_norm: bool = False  # norms of the outputs of attention and feed-forward, which are then added
+    rope_types: tuple[str, ...] = ROPE_TYPES[:-1]
     encoder: bool = False  # as BERT: no causal mask, norms behind the sums, types of tokens, a deeper head
     feed_forward: int | None = None  # intermediate_size / hidden_size, where the file has none
     block: tuple[Linear, ...] = BLOCK
@@ -42,6 +46,9 @@ _QWENS: dict[str, Any] = {"num_key_value_heads": 32, "max_position_embeddings": 
 _QWENS |= {"bos_token_id": None, "eos_token_id": None}
 _MISTRALS = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
 _GPT2_DROPOUT = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.1)
+_PHI3 = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+_PHI3 |= {"eos_token_id": 32000, "pad_token_id": 32000}
+_OLMO2 = {"rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": 50279, "pad_token_id": 1}
 # Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
 _GPT2 = ModelType(
     "GPT2LMHeadModel",
@@ -124,6 +131,22 @@ MODEL_TYPES = {
     "mistral": ModelType("MistralForCausalLM", _MISTRALS, can_slide=True),
     "qwen2": ModelType("Qwen2ForCausalLM", _QWENS, True, True, qkv_bias=True),
     "qwen3": ModelType("Qwen3ForCausalLM", _QWENS | {"head_dim": 128}, True, True, qk_norm=True),
+    "phi3": ModelType(
+        "Phi3ForCausalLM",
+        _PHI3,
+        can_slide=True,
+        rope_types=("default", "longrope"),
+        block=PHI3_BLOCK,
+        unwritten=("layer_types",),
+    ),
+    "olmo2": ModelType(
+        "Olmo2ForCausalLM",
+        _OLMO2,
+        qk_norm=True,
+        joint_qk_norm=True,
+        output_norm=True,
+        block=OLMO2_BLOCK,
+    ),
     "gpt2": _GPT2,
     "bert": _BERT,
 }

@@ -26,10 +26,10 @@ class Linear(NamedTuple):
     weights: dict[str, str]  # {module: number of outputs}
     bias: str  # flag
     out: tuple[str, ...]  # in the debug state; before a norm, it is the sum with the residual
-    head_norms: tuple[str, ...] = ()  # modules of the norms of its first outputs' heads, with qk_norm
-    norm: str = (
-        ""  # the module of the norm behind the last sum of a block, which computes the next one's input
-    )
+    head_norms: tuple[str, ...] = ()  # modules of the norms of its first outputs, with qk_norm
+    # The module of the norm behind the last sum of a block, which computes the next one's input; or, with
+    # output_norm, of the norm of its output, before the sum.
+    norm: str = ""
 
     def shapes(self, config: Any) -> dict[str, tuple[int, int]]:
         """{module: shape of its weight, [out,in]}."""
@@ -49,7 +49,8 @@ class Linear(NamedTuple):
         if getattr(config, self.bias):
             yield from ((f"{self.half}.{name}.bias", shape[:1]) for name, shape in shapes.items())
         if config.qk_norm:
-            yield from ((f"{self.half}.{name}.weight", (config.head_dim,)) for name in self.head_norms)
+            sizes = config.qk_norm_sizes.items()
+            yield from ((f"{self.half}.{name}.weight", (size,)) for name, size in sizes if self.head_norms)
         yield from of_norm(self.norm)
 
     def slots(self, block: object) -> tuple[str, str, str]:
@@ -93,6 +94,20 @@ BLOCK = (
     ),
 )
 _QKV, _OUTPUT, _UP, _DOWN = BLOCK
+# Phi-3's: q, k and v are one weight, and gate and up are one.
+PHI3_BLOCK = (
+    _QKV._replace(weights={"qkv_proj": "qkv_size"}, head_norms=()),
+    _OUTPUT,
+    _UP._replace(weights={"gate_up_proj": "gate_up_size"}),
+    _DOWN,
+)
+# OLMo 2's: the norms are of what the halves add to the residual.
+OLMO2_BLOCK = (
+    _QKV._replace(x=Input("norm", "attention_input", "hidden_size")),
+    _OUTPUT._replace(out=("attention_out", "residual_mid"), norm="post_attention_layernorm"),
+    _UP._replace(x=Input("norm", "mlp_input", "hidden_size")),
+    _DOWN._replace(out=("mlp_out", "residual_out"), norm="post_feedforward_layernorm"),
+)
 # GPT-2's: q, k and v are one weight, the activation has no gate, a layer norm also keeps the mean.
 GPT2_BLOCK = (
     _QKV._replace(

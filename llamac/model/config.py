@@ -21,7 +21,8 @@ from llamac.model.block import Linear
 
 # The largest sizes; csrc/checkpoint/config_json.cpp has the same.
 WIDEST, DEEPEST, LONGEST, MOST_PARAMETERS = 2**24, 2**16, 2**31 - 1, 2**48
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ORIGINAL = "original_max_position_embeddings"
+LONGROPES = ("short_factor", "long_factor")
 LLAMA3S, YARNS = ("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -38,15 +39,21 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 0
-    rope_type: str = "llama3"  # or "linear" or "yarn"
-    attention_factor: float = 1.0  # of cosines and sines: YaRN's
+    rope_type: str = "llama3"  # or "linear", "yarn" or "longrope"
+    attention_factor: float = 1.0  # of cosines and sines: YaRN's and LongRoPE's
     truncate: bool = True  # YaRN's bounds are whole pairs
+    # LongRoPE's divisors of each pair's frequency, within the original context and beyond it.
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
 
     def to_dict(self) -> dict:
         """As config.json has it."""
         values = {"rope_type": self.rope_type, "factor": self.factor}
         if self.rope_type == "linear":
             return values
+        if self.rope_type == "longrope":
+            values |= {name: list(getattr(self, name)) for name in LONGROPES}
+            return values | {"attention_factor": self.attention_factor}
         low, high = LLAMA3S if self.rope_type == "llama3" else YARNS
         values |= {low: self.low_freq_factor, high: self.high_freq_factor}
         values["original_max_position_embeddings"] = self.original_max_position_embeddings
@@ -60,12 +67,17 @@ def yarn_attention(factor: float, scale: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
-def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> list[float]:
+def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None, T: int = 0) -> list[float]:
     """Radians per position of each pair of a head's channels, [HD/2]: theta^(-2j/HD) (Su et al. 2021), slowed
     down as Llama 3.1 does it or YaRN (Peng et al. 2023). Between its two bounds the slowdown is blended:
-    Llama's by turns, YaRN's by the number of the pair.
+    Llama's by turns, YaRN's by the number of the pair. LongRoPE (Ding et al. 2024) has a divisor of each,
+    which depends on the length T of the longest sequence.
     """
     half, first, last = head_dim // 2, 0.0, 0.0
+    if scaling and scaling.rope_type == "longrope":
+        is_long = scaling.original_max_position_embeddings < T
+        divisors = scaling.long_factor if is_long else scaling.short_factor
+        return [theta ** (-j / half) / divisor for j, divisor in enumerate(divisors)]
     if scaling and scaling.rope_type == "yarn":
         context = scaling.original_max_position_embeddings
 
@@ -164,14 +176,31 @@ class Config:
         return self.q_size + 2 * self.kv_size
 
     @property
+    def gate_up_size(self) -> int:
+        """Width of the feed-forward gate and up projections together."""
+        return 2 * self.intermediate_size
+
+    @property
     def qkv_bias(self) -> bool:
         """Whether the product that makes queries, keys and values has a bias."""
         return self.attention_bias or MODEL_TYPES[self.model_type].qkv_bias
 
     @property
     def qk_norm(self) -> bool:
-        """Whether each head of the queries and keys has a norm."""
+        """Whether the queries and keys have norms."""
         return MODEL_TYPES[self.model_type].qk_norm
+
+    @property
+    def qk_norm_sizes(self) -> dict[str, int]:
+        """{module: the width of what it norms}: a head, or those of all queries, or keys, together."""
+        joint = MODEL_TYPES[self.model_type].joint_qk_norm
+        q, k = (self.q_size, self.kv_size) if joint else (self.head_dim, self.head_dim)
+        return {"q_norm": q, "k_norm": k}
+
+    @property
+    def output_norm(self) -> bool:
+        """Whether norms are of what the halves of a block add to the residual (OLMo 2)."""
+        return MODEL_TYPES[self.model_type].output_norm
 
     @property
     def output_bias(self) -> bool:
@@ -237,14 +266,21 @@ class Config:
         pairs = sum(W * (2 * T - W) // T for W in seen) * (2 if self.is_encoder else 1)
         return 6 * matrices + 6 * self.q_size * pairs
 
+    def scaling_fields(self) -> dict[str, Any]:
+        """Those of config.json that scale rotary frequencies."""
+        scaling = self.rope_scaling
+        if scaling is None:
+            return {"rope_scaling": None}
+        outer = {ORIGINAL: scaling.original_max_position_embeddings} if scaling.long_factor else {}
+        return {"rope_scaling": scaling.to_dict(), **outer}
+
     def to_dict(self, torch_dtype: str) -> dict:
         """The content of config.json; torch_dtype is the dtype of the weights: "float32" or "bfloat16"."""
         own = MODEL_TYPES[self.model_type]
         values = {"architectures": [own.architecture], "model_type": ""} | asdict(self)
         if own.chooses_window:
             values["use_sliding_window"] = self.sliding_window is not None
-        if self.rope_scaling is not None:
-            values["rope_scaling"] = self.rope_scaling.to_dict()
+        values |= self.scaling_fields()
         if self.pad_token_id is None and "pad_token_id" not in own.missing:
             del values["pad_token_id"]
         if not self.type_vocab_size:
@@ -436,7 +472,15 @@ class _Reader:
             raise InputError(f"{self.file}: layer_types: expected {expected}, found {excerpt(kind)}")
         return types
 
-    def rope(self) -> tuple[float, RopeScaling | None]:
+    def divisors(self, key: str, pairs: int) -> tuple[float, ...]:
+        """LongRoPE's of the frequencies."""
+        found = self.values.get(key)
+        right = type(found) is list and len(found) == pairs
+        if not right or any(type(x) not in (int, float) or not 1e-9 <= x <= 1e9 for x in found):
+            raise self.fail(key, f"a list of head_dim / 2 = {pairs} numbers from 1e-9 to 1e9")
+        return tuple(map(float, found))
+
+    def rope(self, head_dim: int) -> tuple[float, RopeScaling | None]:
         """theta and scaling: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`. Where a
         file has both, both versions take rope_scaling.
         """
@@ -447,6 +491,9 @@ class _Reader:
         if type(scaling) is not dict:
             raise self.fail(key, "an object or null")
         inner = _Reader(f"{self.file}: {key}", scaling)
+        for reader in (self, inner):
+            if reader.get("partial_rotary_factor", 1) != 1:
+                raise reader.fail("partial_rotary_factor", "1: all channels of a head are turned")
         for kind in LAYER_TYPES:
             if inner.get(kind, None) is not None:
                 expected = "none, as all layers have the same rotary positions"
@@ -454,17 +501,16 @@ class _Reader:
         theta = inner.number("rope_theta", theta)
         name = "rope_type" if inner.get("rope_type", None) is not None else "type"
         kind = inner.get(name, "default")
-        if kind not in ROPE_TYPES:
-            raise inner.fail(name, " or ".join(map(json.dumps, ROPE_TYPES)))
+        if kind not in (kinds := self.model_type().rope_types):
+            raise inner.fail(name, " or ".join(map(json.dumps, kinds)))
         if kind == "default":
             return theta, None
         if kind == "linear":
             return theta, RopeScaling(inner.number("factor"), rope_type=kind)
         longest = self.size("max_position_embeddings", self.missing("max_position_embeddings", 2048), LONGEST)
         # The order and the default are transformers'.
-        original = "original_max_position_embeddings"
-        where = inner if self.get(original, None) is None else self
-        context = where.size(original, longest, LONGEST)
+        where = inner if self.get(ORIGINAL, self.default(ORIGINAL)) is None else self
+        context = where.size(ORIGINAL, longest, LONGEST, least=2 if kind == "longrope" else 1)
         if kind == "llama3":
             factor, low, high = (inner.number(f) for f in ("factor", *LLAMA3S))
             if low >= high:
@@ -473,6 +519,11 @@ class _Reader:
                 )
             return theta, RopeScaling(factor, low, high, context)
         factor = inner.number("factor", longest / context)
+        if kind == "longrope":
+            short, long = (inner.divisors(name, head_dim // 2) for name in LONGROPES)
+            attention = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(context))
+            attention = inner.option("attention_factor", attention)
+            return theta, RopeScaling(factor, 1, 4, context, kind, attention, True, short, long)
         low, high = inner.option("beta_slow", 1.0), inner.option("beta_fast", 32.0)
         truncate, attention = inner.flag("truncate", True), inner.attention_factor(factor)
         if theta <= 1:
@@ -513,7 +564,7 @@ class _Reader:
         if (width := (NH + 2 * NKV) * HD) > WIDEST:
             expected = f"queries, keys and values of together at most {WIDEST}"
             raise InputError(f"{self.file}: head_dim: expected {expected}, found {width}")
-        (theta, scaling), ratio = self.rope(), self.model_type().feed_forward
+        (theta, scaling), ratio = self.rope(HD), self.model_type().feed_forward
         layers = self.size("num_hidden_layers", most=DEEPEST)
         config = Config(
             vocab_size=self.size("vocab_size"),

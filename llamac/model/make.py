@@ -60,7 +60,7 @@ def make(own: Any, like: str | None = None, **given: Any) -> Config:
     values = {name: value for name, value in given.items() if value is not None}
     if like:
         other = load_config(like)
-        base = asdict(other) | {"rope_scaling": other.rope_scaling and other.rope_scaling.to_dict()}
+        base = asdict(other) | other.scaling_fields()
         for name in sorted(values.keys() & MODEL_TYPES[other.model_type].unwritten):
             raise InputError(f"--like {like}: a model of type {other.model_type} has no {name}")
         if "hidden_size" in values and values["hidden_size"] != base["hidden_size"]:

@@ -52,7 +52,8 @@ def traced(operations: SimpleNamespace, config: Config) -> tuple[SimpleNamespace
     """The operations with norms, attention and activation recorded, and their calls in order."""
     calls: list[Call] = []
     norm = config.normalization_function
-    names = norm, f"residual_{norm}", "attention", ACTIVATIONS[config.hidden_act]
+    norms = norm, f"{'added' if config.output_norm else 'residual'}_{norm}"
+    names = *norms, "attention", ACTIVATIONS[config.hidden_act]
 
     def recorded(name: str) -> Callable:
         def call(*args: Any, **others: Any) -> Any:
@@ -84,7 +85,10 @@ def model_tensors(
     """
     config = model.config
     last = calls[len(config.block) * config.num_hidden_layers :]  # the final norm, and an encoder's head
-    embedding, final = calls[0].inputs[0], {"final_norm": last[0].outputs[-1]}
+    # With output_norm, what a block begins with is added to the norm of its second call's input.
+    inputs = [calls[i * len(config.block) + 1].inputs[1:] for i in range(config.num_hidden_layers)]
+    embedding = inputs[0][0] if config.output_norm else calls[0].inputs[0]
+    final = {"final_norm": last[0].outputs[-1]}
     for activation, head_norm in zip(last[1::2], last[2::2]):
         final |= {"transform": activation.inputs[0], "transform_gelu": activation.outputs[0]}
         final["transform_norm"] = head_norm.outputs[0]
@@ -97,7 +101,9 @@ def model_tensors(
             "norm": partial(norm, eps=config.rms_norm_eps),
             "attention": lambda q, k, v, window=window: explicit_attention(q, k, v, mask(window))[1],
         }
-        act, dact = _block_tensors(config.block, calls[i * len(config.block) :], kept)
+        own = calls[i * len(config.block) :]
+        own = [Call((), inputs[i]), *own] if config.output_norm else own
+        act, dact = _block_tensors(config.block, own, kept)
         state |= {f"act.{i}.{name}": a for name, a in act.items()}
         grads |= {f"dact.{i}.{name}": d for name, d in dact.items()}
     state |= {f"act.{name}": x for name, x in final.items()}
@@ -119,7 +125,12 @@ def _block_tensors(
         if row.x.statistics:
             own = kept[row.x.producer](*call.sources())
             act |= zip(row.x.statistics, own if isinstance(own, tuple) else (own,))
+        sources, statistics = reader.sources(), {}
+        if row.norm and len(row.out) > 1:  # with output_norm: the product and the sum
+            sources = reader.inputs[0], reader.outputs[0]
+            statistics = {f"{row.out[0]}_rstd": kept["norm"](sources[0])}
         for k, name in enumerate(row.out):  # gate_up may be one tensor or two
-            parts = reader.sources()[k :: len(row.out)]
+            parts = sources[k :: len(row.out)]
             act[name], grad[name] = torch.cat(parts, -1), torch.cat([part.grad for part in parts], -1)
+        act |= statistics
     return act, grad

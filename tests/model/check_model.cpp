@@ -44,7 +44,10 @@ const Case cases[] = {
     {"qwen2", DType::bf16, {.qkv = true, .attention = true}, {}, "qwen2"},
     {"qwen2 in fp8", DType::bf16, {}, Fp8Options{}, "qwen2"},
     {"qwen3", DType::bf16, {.norm = true, .qkv = true}, {}, "qwen3"},
-    {"qwen3 in fp8", DType::bf16, {.block_every = 2}, Fp8Options{}, "qwen3"}};
+    {"qwen3 in fp8", DType::bf16, {.block_every = 2}, Fp8Options{}, "qwen3"},
+    {"phi3", DType::bf16, {.qkv = true}, {}, "phi3"},
+    {"olmo2", DType::bf16, {.norm = true, .qkv = true}, {}, "olmo2"},
+    {"olmo2 in fp8", DType::bf16, {.block_every = 2}, Fp8Options{}, "olmo2"}};
 
 ModelOptions options_of(const Case& c) {
     ModelOptions o;

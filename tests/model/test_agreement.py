@@ -36,6 +36,9 @@ QWEN3 = QWEN2 | {"model_type": "qwen3"}
 GPT2 = dict.fromkeys(SMALL.keys() - {"vocab_size"}, "absent")  # fields of Llama
 GPT2 |= {"model_type": "gpt2", "n_embd": 12, "n_layer": 2, "n_head": 3}
 BERT = {"model_type": "bert"}
+PHI3 = {"model_type": "phi3"}
+OLMO2 = {"model_type": "olmo2"}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.2], "long_factor": [2, 5.5]}
 TWICE = re.compile(r'^(?://|""") ?Written twice on purpose: (\S+) .*?; (?:tests/\w+/)?(\w+\.py)::(\w+)\.')
 
 
@@ -129,7 +132,7 @@ def test_llamas_values_written_out(tmp_path):
         ({"quantization_config": {"bits": 4}}, "quantization_config: expected none, as quantized weights"),
         (
             {"model_type": "mixtral"},
-            'model_type: expected "llama" or "mistral" or "qwen2" or "qwen3" or "gpt2" or "bert", ',
+            'model_type: expected "llama" or "mistral" or "qwen2" or "qwen3" or "phi3" or "olmo2" or "gpt2"',
         ),
         ({"model_type": "gpt2"}, "hidden_size: expected none in a model of type gpt2, found 12"),
         (GPT2 | {"num_key_value_heads": 1}, "num_key_value_heads: expected none in a model of type gpt2"),
@@ -162,6 +165,34 @@ def test_llamas_values_written_out(tmp_path):
         ),
         (QWEN2 | {"use_sliding_window": 1}, "use_sliding_window: expected true or false, found 1"),
         (QWEN3 | {"attention_bias": True}, "attention_bias: expected false, found true"),
+        (
+            PHI3 | {"layer_types": ["full_attention"] * 2},
+            "layer_types: expected none in a model of type phi3",
+        ),
+        (PHI3 | {"rope_scaling": LLAMA3}, 'rope_scaling: rope_type: expected "default" or "longrope", found'),
+        (
+            {"rope_scaling": LONGROPE},
+            'rope_scaling: rope_type: expected "default" or "linear" or "llama3" or',
+        ),
+        (
+            PHI3 | {"rope_scaling": LONGROPE | {"long_factor": [1]}},
+            "rope_scaling: long_factor: expected a list of head_dim / 2 = 2 numbers from 1e-9 to 1e9, found",
+        ),
+        (
+            PHI3 | {"rope_scaling": LONGROPE | {"short_factor": [1, 0]}},
+            "rope_scaling: short_factor: expected a list of head_dim / 2 = 2 numbers",
+        ),
+        (
+            PHI3 | {"rope_scaling": LONGROPE, "original_max_position_embeddings": 1},
+            "original_max_position_embeddings: expected an integer from 2 to 2147483647, found 1",
+        ),
+        (OLMO2 | {"attention_bias": True}, "attention_bias: expected false, found true"),
+        (OLMO2 | {"sliding_window": 7}, "sliding_window: expected null, found 7"),
+        (PHI3 | {"partial_rotary_factor": 0.75}, "partial_rotary_factor: expected 1: all channels of a head"),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            "rope_parameters: partial_rotary_factor: expected 1: all channels of a head are turned",
+        ),
         ({"hidden_act": "gelu"}, 'hidden_act: expected "silu", found "gelu"'),
         ({"normalization_function": "x"}, 'normalization_function: expected "rmsnorm", found "x"'),
         ({"position_embedding_type": "nope"}, 'position_embedding_type: expected "rope", found "nope"'),
@@ -403,6 +434,7 @@ def test_mistral(tmp_path, change, window):
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
+LONG = LONGROPE | {"short_factor": [1.0, 1.5] * 32, "long_factor": [2.0, 5.5] * 32}
 
 
 @pytest.mark.parametrize(
@@ -420,6 +452,9 @@ LINEAR = {"rope_type": "linear", "factor": 4.0}
         {"rope_scaling": YARN | {"attention_factor": 0.9}},
         {"rope_scaling": YARN | {"original_max_position_embeddings": 4, "beta_fast": 0.3, "beta_slow": 0.3}},
         {"rope_scaling": YARN, "original_max_position_embeddings": 128},
+        PHI3 | {"rope_scaling": LONG, "original_max_position_embeddings": 64},
+        PHI3 | {"rope_scaling": LONG | {"factor": 3.0}, "original_max_position_embeddings": 512},
+        PHI3 | {"rope_scaling": LONG | {"attention_factor": 1.5}, "max_position_embeddings": 9000},
     ],
 )
 def test_rope_scaling(tmp_path, rope):
@@ -434,9 +469,11 @@ def test_rope_scaling(tmp_path, rope):
         config, theirs = load_config(str(path)), AutoConfig.from_pretrained(tmp_path)
         written = json.loads(_native.model(str(path), 512)[2])
         assert written == config.to_dict("float32")
-        frequencies, factor = ROPE_INIT_FUNCTIONS[theirs.rope_parameters["rope_type"]](theirs, "cpu")
-        ours = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-        np.testing.assert_allclose(ours, frequencies.double().numpy(), rtol=4 * 2.0**-23)
+        for T in (1, 10**6):  # of which LongRoPE's depend
+            kind = theirs.rope_parameters["rope_type"]
+            frequencies, factor = ROPE_INIT_FUNCTIONS[kind](theirs, "cpu", seq_len=T)
+            ours = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling, T)
+            np.testing.assert_allclose(ours, frequencies.double().numpy(), rtol=4 * 2.0**-23)
         assert config.rope_scaling.attention_factor == factor
         found.append(config)
         path.write_text(json.dumps(written))

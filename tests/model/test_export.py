@@ -1,6 +1,7 @@
 """llamac export: a GGUF file, read back by the gguf package, has the directory's tensors and tokenizer."""
 
 import json
+import math
 import warnings
 
 import numpy as np
@@ -45,7 +46,13 @@ def tensors(path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     "stored, dtype, model",
     [(*types, "llama") for types in (("f32", "f32"), ("f32", "bf16"), ("f32", "f16"), ("f16", "auto"))]
-    + [("f32", "f32", "qwen2"), ("f32", "bf16", "qwen3"), ("f32", "f16", "gpt2")],
+    + [
+        ("f32", "f32", "qwen2"),
+        ("f32", "bf16", "qwen3"),
+        ("f32", "f16", "phi3"),
+        ("f32", "f32", "olmo2"),
+        ("f32", "f16", "gpt2"),
+    ],
 )
 def test_every_tensor(tmp_path, stored, dtype, model):
     directory = write_directory(tmp_path / "model", model_type=model, architectures=None)
@@ -146,6 +153,7 @@ def test_sentencepiece(tmp_path, prepended):
         assert theirs.tokenize(text.encode(), add_bos=False, special=False) == ids
 
 
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.25, 1.5] * 2, "long_factor": [4.5] * 6}
 YARNS = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 20.0}
 
 
@@ -175,11 +183,20 @@ YARNS = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings":
             {"attention.sliding_window": 7, "attention.sliding_window_pattern": [True, False]},
             [],
         ),
+        (
+            {"model_type": "phi3", "rope_scaling": LONGROPE, "original_max_position_embeddings": 32},
+            {
+                "rope.scaling.original_context_length": 32,
+                "rope.scaling.attn_factor": pytest.approx((1 + math.log(4) / math.log(32)) ** 0.5),
+            },
+            ["rope.scaling.type", "rope.scaling.factor"],
+        ),
     ],
 )
 def test_scaling_and_windows(tmp_path, changes, wanted, absent):
-    """The keys of llama.cpp's converter; of a window, which its architecture llama does not read, a line."""
-    directory = write_directory(tmp_path / "model")
+    """The keys of llama.cpp's converter; of a window, which its architecture does not read, a line."""
+    kind = changes.get("model_type")
+    directory = write_directory(tmp_path / "model", **({"model_type": kind} if kind == "phi3" else {}))
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with warnings.catch_warnings(record=True) as said:
@@ -188,8 +205,12 @@ def test_scaling_and_windows(tmp_path, changes, wanted, absent):
     assert len(said) == ("sliding_window" in changes)
     assert all("does not read the window of 7 tokens" in str(each.message) for each in said)
     fields = gguf.GGUFReader(tmp_path / "model.gguf").fields
-    assert {name: fields[f"llama.{name}"].contents() for name in wanted} == wanted
-    assert not {f"llama.{name}" for name in absent} & fields.keys()
+    kind = fields["general.architecture"].contents()
+    assert {name: fields[f"{kind}.{name}"].contents() for name in wanted} == wanted
+    assert not {f"{kind}.{name}" for name in absent} & fields.keys()
+    for name in ("short", "long") if "original_max_position_embeddings" in changes else ():
+        divisors = changes["rope_scaling"][f"{name}_factor"]
+        assert tensors(tmp_path / "model.gguf")[f"rope_factors_{name}.weight"].tolist() == divisors
 
 
 @pytest.mark.parametrize("adds, wanted", [({}, True), ({"add_bos_token": False}, False)])

@@ -94,6 +94,14 @@ def forced_operations(config: Config, ours: dict, found: dict, force) -> SimpleN
         show_statistics(f"{i}.post", x, weights_and_eps[-1])
         return x, force(plain_norm(x, *weights_and_eps), f"{i}.post_norm")
 
+    def added_norm(x, residual, *weights_and_eps):
+        i, is_last = divmod(next(middles), 2)
+        name = f"{i}.mlp_out" if is_last else f"{i}.attention_out"
+        x = force(x, name)
+        show_statistics(name, x, weights_and_eps[-1])
+        x = residual + plain_norm(x, *weights_and_eps)
+        return x if is_last else force(force(x, f"{i}.residual_mid"), f"{i}.mlp_input")
+
     def attention(q, k, v, **mask):
         i = next(attentions)
         q, k, v = (force(x, f"{i}.{name}") for x, name in ((q, "q"), (k, "k"), (v, "v")))
@@ -107,7 +115,8 @@ def forced_operations(config: Config, ours: dict, found: dict, force) -> SimpleN
             return force(plain_activation(force(gate_up, "transform")), "transform_gelu")
         return force(plain_activation(force(gate_up, f"{i}.gate_up")), f"{i}.{config.block[3].x.name}")
 
-    given = {kind: norm, f"residual_{kind}": residual_norm, "attention": attention, activation: activated}
+    given = {kind: norm, f"residual_{kind}": residual_norm, f"added_{kind}": added_norm}
+    given |= {"attention": attention, activation: activated}
     return SimpleNamespace(**vars(ref.TORCH) | given)
 
 
@@ -129,6 +138,8 @@ def forced_model(folder: Path, dtype: torch.dtype, ours: dict, found: dict, o: O
     for i, block in enumerate(model.model.layers):
         if not config.is_encoder:
             block.register_forward_hook(lambda m, x, out, i=i: force(out, f"{i}.residual_out"))
+        if config.output_norm:
+            block.register_forward_pre_hook(lambda m, x, i=i: (force(x[0], f"{i}.attention_input"), *x[1:]))
         (qkv,) = map(block.self_attn.get_submodule, block.self_attn.modules_of["qkv"])
         qkv.register_forward_hook(lambda m, x, out, i=i: force(out, f"{i}.qkv"))
     return model

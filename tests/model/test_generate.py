@@ -34,7 +34,7 @@ def directory(tmp_path_factory) -> Path:
     return write_directory(tmp_path_factory.mktemp("model"))
 
 
-SHAPES = ["tied-gqa", "untied-mha", "scaled32", "windows", "qwen2", "qwen3", "gpt2"]
+SHAPES = ["tied-gqa", "untied-mha", "scaled32", "windows", "qwen2", "qwen3", "phi3", "olmo2", "gpt2"]
 
 
 @pytest.fixture(scope="module", params=SHAPES)

@@ -73,6 +73,7 @@ def test_losses_of_ten_updates_in_f32(build, states, tmp_path, model):
         ("scaled8", "bf16"),
         ("qwen2", "f32"),
         pytest.param("qwen3", "bf16", marks=pytest.mark.more),
+        ("olmo2", "bf16"),
         pytest.param("gpt2", "bf16", marks=pytest.mark.more),
         ("bert", "bf16"),
     ],
@@ -105,6 +106,7 @@ def test_logits_in_chunks(build, states, series, tmp_path, model, dtype, gradien
     [
         ("wide-heads", "kernels", "bf16"),
         pytest.param("qwen3", "kernels", "bf16", marks=pytest.mark.more),
+        pytest.param("olmo2", "kernels", "bf16", marks=pytest.mark.more),
         ("gpt2", "kernels", "bf16"),
         pytest.param("bert", "kernels", "bf16", marks=pytest.mark.more),
         pytest.param("scaled32", "kernels", "f32", marks=pytest.mark.more),

@@ -27,6 +27,8 @@ from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.llama import modeling_llama
 from transformers.models.ministral import modeling_ministral
 from transformers.models.mistral import modeling_mistral
+from transformers.models.olmo2 import modeling_olmo2
+from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
@@ -38,8 +40,9 @@ from llamac.model.config import RopeScaling, load_config
 from llamac.training.options import Options
 from llamac.training.weights import load_weights, parts, save_model
 
-MODELS = ["tied-gqa", "untied-mha", "scaled8", "scaled32", "wide-heads", "qwen2", "qwen3", "gpt2", "bert"]
-DIFFERENT = ("tied-gqa", "scaled32", "qwen3", "gpt2", "bert")  # one of each kind
+MODELS = ["tied-gqa", "untied-mha", "scaled8", "scaled32", "wide-heads"]
+MODELS += ["qwen2", "qwen3", "phi3", "olmo2", "gpt2", "bert"]
+DIFFERENT = ("tied-gqa", "scaled32", "qwen3", "phi3", "olmo2", "gpt2", "bert")  # one of each kind
 B, T = 2, 33
 Tensors = dict[str, torch.Tensor]
 
@@ -91,7 +94,7 @@ def true_results(directory: Path, monkeypatch) -> Tensors:
     """The truth: transformers in float64 throughout. It shares no code with ours."""
     with monkeypatch.context() as patch:
         modules = modeling_llama, modeling_mistral, modeling_ministral, modeling_qwen2, modeling_qwen3
-        modules += (modeling_gpt2, modeling_bert, modeling_rope_utils)
+        modules += (modeling_phi3, modeling_olmo2, modeling_gpt2, modeling_bert, modeling_rope_utils)
         compute_in_double(patch, *modules)
         return their_results(directory, torch.float64)
 
@@ -303,6 +306,9 @@ def documented_names(layers: int, parameters: list[str], model_type: str) -> lis
         inputs, post, activation = [*inputs, "input_mean"], [*post, "post_mean"], "gelu"
     norms_to_mlp = ["residual_mid", "post_norm", *post, "gate_up", activation, "residual_out"]
     layer = ["input_norm", *inputs, "q", "k", "v", "attention", "attention_lse", *norms_to_mlp]
+    if model_type == "olmo2":
+        layer = ["attention_input", *layer[2:7], "attention_out", "residual_mid", "attention_out_rstd"]
+        layer += ["mlp_input", "gate_up", "swiglu", "mlp_out", "residual_out", "mlp_out_rstd"]
     inner = [f"{i}.{name}" for i in range(layers) for name in layer]
     differentiable = [name for name in inner if not name.endswith(STATISTICS)]
     head = ["final_norm"]
@@ -372,29 +378,45 @@ def test_activations_and_gradients_fit_together(references, name):
         a, d = f"act.{i}.", f"dact.{i}."
         is_gpt2 = config.model_type == "gpt2"
         prefix, half, (o, down) = f"model.layers.{i}.", "self_attn", ("self_attn.o_proj", "mlp.down_proj")
-        norms, up, activation = ("input_layernorm", "post_attention_layernorm"), "gate_proj up_proj", "swiglu"
+        (*_, last), _, up, _ = (tuple(row.weights) for row in config.block)
+        norms, activation = ("input_layernorm", "post_attention_layernorm"), "swiglu"
         if is_gpt2:
             prefix, half, (o, down) = f"transformer.h.{i}.", "attn", ("attn.c_proj", "mlp.c_proj")
-            norms, up, activation = ("ln_1", "ln_2"), "c_fc", "gelu"
+            last, norms, up, activation = "c_attn", ("ln_1", "ln_2"), ("c_fc",), "gelu"
 
         def gradient(*modules: str, prefix: str = prefix) -> torch.Tensor:
             return torch.cat([state[f"grad.{prefix}{module}.weight"] for module in modules])
 
-        qkv = gradient(f"{half}.c_attn" if is_gpt2 else f"{half}.v_proj")
-        close(product(d + "v", a + "input_norm"), qkv[-config.kv_size :])
-        close(product(d + "residual_mid", a + "attention"), gradient(o))
-        close(product(d + "gate_up", a + "post_norm"), gradient(*(f"mlp.{each}" for each in up.split())))
-        close(product(d + "residual_out", a + activation), gradient(down))
+        mlp, added, inputs = (
+            state[a + "residual_mid"],
+            ("residual_mid", "residual_out"),
+            ("input_norm", "post_norm"),
+        )
+        normed = {"input": (x, state.get(a + inputs[0])), "post": (mlp, state.get(a + inputs[1]))}
+        if config.output_norm:
+            norms, inputs = (
+                ("post_attention_layernorm", "post_feedforward_layernorm"),
+                ("attention_input", "mlp_input"),
+            )
+            for name, residual in zip(inputs, (x, mlp)):
+                close(state[a + name], residual)
+            sums = mlp - x, state[a + "residual_out"] - mlp
+            added = ("attention_out", "mlp_out")
+            normed = {name: (state[a + name], change) for name, change in zip(added, sums)}
+        close(product(d + "v", a + inputs[0]), gradient(f"{half}.{last}")[-config.kv_size :])
+        close(product(d + added[0], a + "attention"), gradient(o))
+        close(product(d + "gate_up", a + inputs[1]), gradient(*(f"mlp.{each}" for each in up)))
+        close(product(d + added[1], a + activation), gradient(down))
         gate, *rest = state[a + "gate_up"].chunk(1 if is_gpt2 else 2, -1)
         inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
         made = gate * (1 + inner.tanh()) / 2 if is_gpt2 else gate * gate.sigmoid() * rest[0]
         close(made, state[a + activation])
-        for norm, module, source in zip(("input", "post"), norms, (x, state[a + "residual_mid"])):
+        for module, (norm, (source, result)) in zip(norms, normed.items()):
             scale = weights[f"{prefix}{module}.weight"].double()
             mean, shift = state.get(f"{a}{norm}_mean"), weights.get(f"{prefix}{module}.bias")
             centered = source if mean is None else source - mean[..., None]
             wanted = centered * state[f"{a}{norm}_rstd"][..., None] * scale
-            close(wanted if shift is None else wanted + shift.double(), state[f"{a}{norm}_norm"])
+            close(wanted if shift is None else wanted + shift.double(), result)
         q, k, v = state[a + "q"], state[a + "k"], state[a + "v"]
         group = q.shape[2] // k.shape[2]
         scores = torch.einsum("bthd,bshd->bhts", q, k.repeat_interleave(group, 2)) / math.sqrt(

@@ -116,6 +116,7 @@ def a_batch(folder: Path, documents: bool) -> dict[str, torch.Tensor]:
         *(("tied-gqa", each, "none", "0", False) for each in (*MODULES, "q,v", "k,v,up", ",".join(MODULES))),
         ("qwen2", "q,k,v,o,down", "norm,swiglu,qkv,attention", "0", True),
         ("qwen3", "q,k,gate,up,down", "block", "0", False),
+        ("olmo2", "q,v,o,gate,down", "block:2", "0", True),
         ("qwen3", "q,k,gate,up,down", "block:2", "10000", True),
     ],
 )
@@ -195,7 +196,8 @@ def test_frozen_weights_stay(train, data, tmp_path, extra):
         ({"lora": 4, "lora_targets": ""}, "--lora-targets none"),
         ({"lora": 4, "freeze": "*norm*"}, "--freeze *norm* --lora"),
         ({"lora": 4, "dtype": "bf16", "matmul_dtype": "fp8"}, "--matmul-dtype fp8 --lora"),
-        ({"lora": 4, "model": ROOT / "tests/models/gpt2.json"}, "--lora qwen3 gpt2"),
+        ({"lora": 4, "model": ROOT / "tests/models/gpt2.json"}, "--lora olmo2 gpt2"),
+        ({"lora": 4, "model": ROOT / "tests/models/phi3.json"}, "--lora olmo2 phi3"),
     ],
 )
 def test_bad_input(train, data, tmp_path, extra, words):

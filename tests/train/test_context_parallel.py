@@ -132,6 +132,8 @@ CASES = [
     pytest.param("untied-mha", "bf16", 2, False, marks=pytest.mark.slow),
     pytest.param("qwen2", "fp16", 2, False, marks=pytest.mark.slow),
     pytest.param("qwen3", "bf16", 4, True, marks=pytest.mark.slow),
+    pytest.param("phi3", "f32", 2, True, marks=pytest.mark.slow),
+    pytest.param("olmo2", "bf16", 2, True, marks=pytest.mark.slow),
     pytest.param("gpt2", "f32", 4, True, marks=pytest.mark.slow),
 ]
 
@@ -254,7 +256,7 @@ BAD = {
         "--cp 2: expected --seq-len to be a multiple of 2 * cp = 4, found 18",
     ),
     "batch": ({"devices": 2, "cp": 2, "total_batch_size": 3 * T}, "seq-len * devices / cp = "),
-    "bert": (BERT | {"cp": 2}, "qwen3 or gpt2, found bert"),
+    "bert": (BERT | {"cp": 2}, "olmo2 or gpt2, found bert"),
 }
 
 

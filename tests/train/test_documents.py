@@ -33,6 +33,8 @@ CASES = {
     "wide-heads": ("wide-heads", {}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
+    "phi3": ("phi3", {}),
+    "olmo2": ("olmo2", {}),
     "gpt2": ("gpt2", {}),
     "bert": ("bert", {}),
     "window": ("tied-gqa", {"model_type": "mistral", "sliding_window": 7}),

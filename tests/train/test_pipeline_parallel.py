@@ -45,6 +45,7 @@ CHANGES = {
     "sixteens": {"num_hidden_layers": 4},
     "qwen2": {"num_hidden_layers": 3},
     "qwen3": {"num_hidden_layers": 3, "num_key_value_heads": 2},
+    "olmo2": {"num_hidden_layers": 4},
     "gpt2": {"n_layer": 7},
 }
 
@@ -67,6 +68,7 @@ SLOW = pytest.mark.slow
         pytest.param("gpt2", "pp 2 dp 2", 3, 3, marks=SLOW),
         pytest.param("gpt2", "pp 4", 5, 1, marks=SLOW),
         pytest.param("qwen2", "pp 2", 1, 1, marks=SLOW),
+        pytest.param("olmo2", "pp 2 x 2", 4, 1, marks=SLOW),
         pytest.param("tied-gqa", "pp 4", 2, 0, marks=SLOW),
         pytest.param("tied-gqa", "pp 2 dp 2", 6, 0, marks=SLOW),
         pytest.param("tied-gqa", "pp 2 dp 2", 2, 1, marks=SLOW),
@@ -218,7 +220,7 @@ BAD = {
         {"devices": 2, "pp": 2, "freeze": "*none*"},
         "--freeze: expected patterns of the weights' names, as",
     ),
-    "bert": (BERT | {"pp": 2}, "qwen3 or gpt2, found bert"),
+    "bert": (BERT | {"pp": 2}, "olmo2 or gpt2, found bert"),
 }
 
 

@@ -201,6 +201,8 @@ def test_resume_is_bitwise(train, data, tmp_path, precision):
     [
         "qwen2",
         pytest.param("qwen3", marks=pytest.mark.more),
+        "phi3",
+        "olmo2",
         pytest.param("gpt2", marks=pytest.mark.more),
         "bert",
     ],

@@ -74,6 +74,8 @@ def test_the_losses_of_one_rank(train, data, tmp_path, alone, ranks):
         pytest.param("bf16", "tied-gqa", "2 groups of 2", (0, 2), marks=pytest.mark.more),
         pytest.param("bf16-throughout", "qwen2", "2 groups of 2", (0, 3), marks=pytest.mark.more),
         pytest.param("bf16-throughout", "qwen3", "2", (0, 2), marks=pytest.mark.more),
+        pytest.param("bf16-throughout", "phi3", "2", (0, 3), marks=pytest.mark.more),
+        pytest.param("bf16-throughout", "olmo2", "2", (0, 1, 2, 3), marks=pytest.mark.more),
         ("bf16-throughout", "gpt2", "2 groups of 2", (1, 3)),
         pytest.param("bf16-throughout", "bert", "2 groups of 2", (0, 3), marks=pytest.mark.more),
     ],

@@ -42,6 +42,7 @@ CHANGES = {
     "tied-gqa": {"intermediate_size": 132},
     "untied-mha": {"intermediate_size": 152},
     "qwen3": {"num_key_value_heads": 2},
+    "phi3": {"num_key_value_heads": 4},
 }
 
 
@@ -57,6 +58,7 @@ def model(tmp_path):
         ("untied-mha", "tp 4"),
         pytest.param("qwen2", "tp 2", marks=pytest.mark.slow),
         pytest.param("qwen3", "tp 2", marks=pytest.mark.slow),
+        pytest.param("phi3", "tp 2", marks=pytest.mark.slow),
         pytest.param("gpt2", "tp 4", marks=pytest.mark.slow),
         pytest.param("tied-gqa", "tp 2", marks=pytest.mark.slow),
         pytest.param("qwen3", "tp 2 dp 2", marks=pytest.mark.slow),
@@ -172,7 +174,15 @@ BAD = {
         {"devices": 4, "tp": 4, "batch_size": 1, "seq_len": 3, "model": ROOT / "tests/models/gpt2.json"},
         "--tp 4: expected a divisor of --batch-size times --seq-len, found 3 tokens",
     ),
-    "bert": (BERT | {"tp": 2}, "qwen3 or gpt2, found bert"),
+    "bert": (BERT | {"tp": 2}, "phi3 or gpt2, found bert"),
+    "olmo2": (
+        {"devices": 2, "tp": 2, "model": ROOT / "tests/models/olmo2.json"},
+        "phi3 or gpt2, found olmo2",
+    ),
+    "phi3": (
+        {"devices": 2, "tp": 2, "model": ROOT / "tests/models/phi3.json"},
+        "--tp 2: expected as many key and value heads as attention heads in a model of type phi3, found 2",
+    ),
 }
 
 

@@ -16,7 +16,18 @@ from llamac.training.operations import adamw_step, llamac_operations
 from llamac.training.options import parse
 from llamac.training.weights import Part, fuse_products, init_weights, parts
 
-MODELS = ["tied-gqa", "untied-mha", "scaled8", "wide-heads", "qwen2", "qwen3", "gpt2", "bert"]
+MODELS = [
+    "tied-gqa",
+    "untied-mha",
+    "scaled8",
+    "wide-heads",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "olmo2",
+    "gpt2",
+    "bert",
+]
 BATCHES = 32
 
 pytestmark = pytest.mark.usefixtures("one_thread")
