@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import loops
-from compiler import ROOT, Compiler, Error, run
+from compiler import ROOT, Compiler, Error, program_parser, run, start
 
 OPERATIONS = ROOT / "csrc/ops"
 FLAGS = [
@@ -317,9 +317,7 @@ def table(kernels: list[Kernel]) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser(__doc__)
     parser.add_argument("sources", nargs="*", type=Path, help="files to compile, instead of all of csrc/ops")
     parser.add_argument(
         "--arch",
@@ -366,8 +364,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Error as error:
-        print(f"resources.py: {error}", file=sys.stderr)
-        sys.exit(2)
+    start(main)

@@ -48,5 +48,8 @@ def run(main: Callable[[], None]) -> None:
     try:
         main()
     except (InputError, OSError, MemoryError) as error:
-        print(f"{name}: {str(error) or 'out of memory'}", file=sys.stderr)
+        text = str(error) or "out of memory"
+        if isinstance(error, OSError) and error.filename:
+            text = f"{error.filename}: {error.strerror}"
+        print(f"{name}: {printable(text, '')}", file=sys.stderr)
         sys.exit(2)

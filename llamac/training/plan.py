@@ -349,9 +349,5 @@ def main() -> None:
         chosen["warmup-steps"] = min(values["warmup-steps"], steps)
         estimate = plan_table(search, [best], steps)
         title = f"{fill(head, WIDTH)}\n\n{estimate}\n\n{fill(e['assumptions'], WIDTH)}"
-        text = toml(chosen, title.splitlines())
-        try:
-            Path(args.out).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{args.out}: {error.strerror}") from None
+        Path(args.out).write_text(toml(chosen, title.splitlines()), encoding="utf-8")
         print(f"written: {args.out}; ./train_llama3 --config {args.out} trains with it")

@@ -19,16 +19,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from build import LIBRARIES, build
+from build import LIBRARIES, Error, build, program_parser, start
 
 HERE = Path(__file__).resolve().parent
 ORDERS = "forward", "reverse", "random"
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser(__doc__)
     parser.add_argument("--libraries", type=Path, default=LIBRARIES, help="folder to build in")
     parser.add_argument("--no-build", action="store_true", help="use the libraries as they are")
     parser.add_argument("--program", action="store_true", help="link train_llama3 too, for program.py")
@@ -141,7 +139,7 @@ def main() -> int:
             if re.search(options.only, f"{operation} {variant}"):
                 cases.run(operation, variant)
     if not cases.cases:
-        sys.exit(f"check.py: --only: expected it to match `operation variant`, found {options.only!r}")
+        raise Error(f"--only: expected it to match `operation variant`, found {options.only!r}")
     machine, faults = device.machine, cases.wrong
     print(
         f"\n{cases.cases} cases, {cases.wrong} wrong; {len(machine.executed)} kernels; "
@@ -166,4 +164,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)
