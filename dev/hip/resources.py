@@ -64,10 +64,8 @@ CHIPS = {
     "gfx1100": Chip(vgprs=1536, granule=24, waves=16, lds=131072, simds=4, sgprs=None),
 }
 
-FP8_FORMS = {
-    "gfx942": "true",
-    "gfx950": "false",
-}  # whether the fp8 of its matrix instructions is fnuz; other chips have none
+# Whether the fp8 of a chip's matrix instructions is fnuz; other chips have none.
+FP8_FORMS = {"gfx942": "true", "gfx950": "false"}
 MATRIX_WAVES = 2  # that a kernel with matrix instructions needs at least, a SIMD
 
 # Global memory: flat instructions count too; there the compiler could not tell which memory a pointer is to.

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import sdpa_kernel
 
+from llamac.base.errors import one_line
 from llamac.bench.functions import FUNCTIONS, Function, call_of, differences, outputs_of, sizes
-from llamac.bench.timing import Call, Inputs, make_sets, medians_ms, reason
+from llamac.bench.timing import Call, Inputs, make_sets, medians_ms
 from llamac.bench.torch_operations import DTYPES, SDPA, Case
 
 LARGEST_COPY = 2 << 30  # bytes read and written: the rate grows no more
@@ -104,7 +105,7 @@ def measure(
                 call()
             peak, extra = memory_of(calls[0], case.device)
         except Exception as error:
-            rows[baseline_name]["error"] = reason(error)
+            rows[baseline_name]["error"] = one_line(error)
             continue
         rows[baseline_name] |= {"peak_bytes": peak, "extra_bytes": extra}
         ready[baseline_name] = calls
@@ -138,7 +139,7 @@ def times_of(
         try:
             ms |= medians_ms({name: calls}, device, seconds)
         except torch.OutOfMemoryError as error:
-            rows[name]["error"] = reason(error)
+            rows[name]["error"] = one_line(error)
     return ms
 
 
@@ -149,7 +150,7 @@ def checked(name: str, function: Function, case: Case) -> list[str]:
     try:
         return differences(function, Case(size, case.dtype, case.device))
     except Exception as error:
-        return [reason(error)]
+        return [one_line(error)]
 
 
 def facts(device: str) -> dict[str, str]:
@@ -169,7 +170,7 @@ def measure_operation(
         try:
             found = measure(name, function, case, direction != "forward", mode, seconds)
         except Exception as error:  # of the device's memory, most likely
-            found = [{"baseline": "llamac", "error": reason(error)}]
+            found = [{"baseline": "llamac", "error": one_line(error)}]
         for row in found:
             more = {"wrong": wrong} if row["baseline"] == "llamac" else {}
             head = {"operation": name, "direction": direction, "dtype": dtype, "shape": case.size}

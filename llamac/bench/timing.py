@@ -116,9 +116,3 @@ def medians_ms(baselines: Mapping[str, Sequence[Call]], device: str, seconds: fl
         for name in order.sample(list(warm), len(warm)):
             times[name].append(warm[name].ms())
     return {name: statistics.median(found) for name, found in times.items()}
-
-
-def reason(error: Exception) -> str:
-    """An exception in one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]

@@ -193,9 +193,8 @@ def load(path: str | Path) -> Any:
         if hash != found.hash:
             raise InputError(f"{found.path}: expected the tokenizer of {path.name} (XXH3_64 {hash:016x})")
         return found
-    if (
-        path.suffix == ".model" and content[:1] == b"\n"
-    ):  # a message of protocol buffers; base64 has no such byte
+    # A message of protocol buffers begins with this byte; base64 has none such.
+    if path.suffix == ".model" and content[:1] == b"\n":
         way = "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of transformers writes it"
         raise InputError(
             f"{path}: expected a rank file, found sentencepiece's: name its tokenizer.json, {way}"

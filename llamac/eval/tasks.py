@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamac.base.arguments import split_list
-from llamac.base.errors import InputError, requires
+from llamac.base.errors import InputError, first_line, requires
 from llamac.base.files import excerpt
 from llamac.data.documents import whole_rows
 from llamac.data.inputs import describe
@@ -140,9 +140,7 @@ def from_hub(task: Task) -> Iterator[Question]:
     try:
         found = datasets.load_dataset(name, configuration, split=task.split)
     except Exception as error:  # what datasets raises has no class of its own
-        raise InputError(
-            f"{name}: cannot load: {str(error).splitlines()[0][:200]}; --data takes a copy"
-        ) from None
+        raise InputError(f"{name}: cannot load: {first_line(error)}; --data takes a copy") from None
     yield from _questions(task, found, name)
 
 

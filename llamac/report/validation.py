@@ -67,7 +67,8 @@ def render(validation: Validation) -> str:
     """The machine, each stage's result, the failures, and the tables of the benchmarks."""
     results, texts = validation.results, validation.texts
     devices = results["devices"]
-    parts = [f"# {device_of(results)}\n\nValidation of {provenance_text(results)}; {results['system']}."]
+    title = devices[0] if devices else results["platform"]
+    parts = [f"# {title}\n\nValidation of {provenance_text(results)}; {results['system']}."]
     parts.append("```\n" + "\n".join(results["program"]) + "\n```")
     if len(devices) > 1:
         parts.append("\n".join(f"- device {number}: {device}" for number, device in enumerate(devices)))
@@ -89,10 +90,6 @@ def render(validation: Validation) -> str:
     if results["platform"] != "cpu":  # times of emulated kernels say nothing
         parts += [text.strip() for name, text in sorted(texts.items()) if name.endswith(".md")]
     return "\n\n".join(parts) + "\n"
-
-
-def device_of(results: dict) -> str:
-    return results["devices"][0] if results["devices"] else results["platform"]
 
 
 def main(arguments: list[str]) -> None:

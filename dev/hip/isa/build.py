@@ -21,10 +21,6 @@ def tool(name: str) -> str:
     return Compiler().tool(name)
 
 
-def objects_of(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.o"))
-
-
 def build(folder: Path, program: bool = False) -> None:
     """libamdhip64.so is fake_hip.cpp; libllamac.so has the operations, bridge.cpp and the check programs.
 
@@ -75,7 +71,9 @@ def build(folder: Path, program: bool = False) -> None:
         call(clang, *flags, "-O2", *rename, "-c", source, "-o", output)
         linked.append(output)
     for target in targets:
-        linked += [o for o in objects_of(objects) if f"{target}.dir" in o.parts]  # a target's in its folder
+        linked += [
+            o for o in sorted(objects.rglob("*.o")) if f"{target}.dir" in o.parts
+        ]  # a target's in its folder
     multiarch = subprocess.run(["c++", "-print-multiarch"], capture_output=True, text=True).stdout.strip()
     blas = ["-L", f"/usr/lib/{multiarch}/{OPENBLAS}", "-lopenblas"]
     libraries = ["-L", str(folder), f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN", "-lxxhash", *blas, "-ldl"]

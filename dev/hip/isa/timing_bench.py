@@ -32,9 +32,8 @@ def several(line: str, count: int, size: int = 1, *rest: str) -> list[str]:
 
 
 ADDS, PRODUCTS = several(ADD, 12), several(SMALL, 4, 4)
-BENCHES: dict[
-    str, list[list[str]]
-] = {  # streams: of all waves, or of the first and the second wave of each SIMD
+# Streams: of all waves, or of the first and the second wave of each SIMD.
+BENCHES: dict[str, list[list[str]]] = {
     "vector, independent": [ADDS],
     "vector, dependent": [[OWN] * 12],
     "exp, independent": [several(EXP, 4)],
