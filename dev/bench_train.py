@@ -34,16 +34,7 @@ from llamac.base.version import provenance_text
 from llamac.bench import harness
 from llamac.bench.harness import STOPPED
 from llamac.bench.report import markdown
-from llamac.bench.training import (
-    PROGRAMS,
-    Figures,
-    Run,
-    Workload,
-    bench,
-    by_round,
-    recomputed,
-    write_tokens,
-)
+from llamac.bench.training import PROGRAMS, Figures, Run, Workload, bench, by_round, recomputed, write_tokens
 
 ROOT = Path(__file__).resolve().parents[1]
 
