@@ -27,25 +27,16 @@ ORDERS = "forward", "reverse", "random"
 
 def parse_arguments() -> argparse.Namespace:
     parser = program_parser(__doc__)
-    parser.add_argument("--libraries", type=Path, default=LIBRARIES, help="folder to build in")
-    parser.add_argument("--no-build", action="store_true", help="use the libraries as they are")
-    parser.add_argument("--program", action="store_true", help="link train_llama3 too, for program.py")
-    parser.add_argument(
-        "--only", default="", metavar="REGEX", help="variants whose `operation variant` matches"
-    )
-    parser.add_argument(
-        "--cases", type=int, default=5, help="of each kernel, at least (default: %(default)s)"
-    )
-    parser.add_argument("--quick", action="store_true", help="one order of waves instead of three")
-    parser.add_argument(
-        "--races", action="store_true", help="find LDS accesses that no barrier separates; one order, slow"
-    )
-    parser.add_argument(
-        "--conflicts", type=Path, metavar="FILE", help="write LDS cycles for timing.py; one order, slow"
-    )
-    parser.add_argument(
-        "--compute-units", type=int, default=304, help="of the emulated device (default: %(default)s)"
-    )
+    add = parser.add_argument
+    add("--libraries", type=Path, default=LIBRARIES, help="folder to build in")
+    add("--no-build", action="store_true", help="use the libraries as they are")
+    add("--program", action="store_true", help="link train_llama3 too, for program.py")
+    add("--only", default="", metavar="REGEX", help="variants whose `operation variant` matches")
+    add("--cases", type=int, default=5, help="of each kernel, at least (default: %(default)s)")
+    add("--quick", action="store_true", help="one order of waves instead of three")
+    add("--races", action="store_true", help="find LDS accesses that no barrier separates; one order, slow")
+    add("--conflicts", type=Path, metavar="FILE", help="write LDS cycles for timing.py; one order, slow")
+    add("--compute-units", type=int, default=304, help="of the emulated device (default: %(default)s)")
     return parser.parse_args()
 
 

@@ -531,16 +531,13 @@ def report(found: list[Entry], folder: Path | None) -> None:
 
 def main() -> int:
     parser = program_parser(__doc__)
-    parser.add_argument("--only", default="", metavar="REGEX", help="kernels whose name matches")
-    parser.add_argument("--fit", action="store_true", help="fit and cross-validate the free numbers")
-    parser.add_argument(
-        "--conflicts", type=Path, metavar="FILE", help="cycles of LDS instructions, by check.py --conflicts"
-    )
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="write a timeline of each kernel")
-    parser.add_argument(
-        "--measure", type=Path, metavar="BUILD", help="time our kernels beside it, on a gfx942"
-    )
-    parser.add_argument("--rates", action="store_true", help="print the rows of configs/tables/devices.toml")
+    add = parser.add_argument
+    add("--only", default="", metavar="REGEX", help="kernels whose name matches")
+    add("--fit", action="store_true", help="fit and cross-validate the free numbers")
+    add("--conflicts", type=Path, metavar="FILE", help="cycles of LDS instructions, by check.py --conflicts")
+    add("--pictures", type=Path, metavar="FOLDER", help="write a timeline of each kernel")
+    add("--measure", type=Path, metavar="BUILD", help="time our kernels beside it, on a gfx942")
+    add("--rates", action="store_true", help="print the rows of configs/tables/devices.toml")
     options = parser.parse_args()
     conflicts = json.loads(options.conflicts.read_text()) if options.conflicts else {}
     found = list(entries(options.only, conflicts))
