@@ -26,10 +26,10 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from llamac.base.log import read_log
 from llamac.base.version import provenance
 from llamac.bench import harness
 from llamac.doctor.installation import ENGINES, driver_platform
-from llamac.report.plot import read_log
 from llamac.report.validation import FORMAT
 
 ROOT = Path(__file__).resolve().parents[1]

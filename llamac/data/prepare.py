@@ -241,7 +241,9 @@ class Run:
         if again and not feed.given:
             raise InputError(f"{feed.source.name}: expected training documents to repeat, found none")
         if not feed.counted and not again:
-            self._count_left_out(found)
+            self.left_out.update(found.left_out)
+            for path, line, reason in found.named:
+                self._note(f"{path}: line {line}" if line else path, reason)
             feed.counted = True
         mixed = feed.source.weight is not None
         begin, end = feed.used, len(found.ends)
@@ -278,11 +280,6 @@ class Run:
             self.writers[split].append(ids)
             given += len(ids) if split == "train" else 0
         return given
-
-    def _count_left_out(self, found: Encoded) -> None:
-        self.left_out.update(found.left_out)
-        for path, line, reason in found.named:
-            self._note(f"{path}: line {line}" if line else path, reason)
 
     def _note(self, where: str, reason: str) -> None:
         if self.settings.strict:
