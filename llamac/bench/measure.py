@@ -45,27 +45,6 @@ def memory_of(call: Call, device: str) -> tuple[int | None, int | None]:
     return peak, peak - min(sum(stored.values()), kept)  # a view of an input stores nothing of its own
 
 
-def copies(bytes_moved: float, device: str) -> dict[str, list[Call]]:
-    """The limit of what moves bytes: two ways to copy as many."""
-    count = max(1, int(min(bytes_moved, LARGEST_COPY)) // 8)  # of f32 elements, read and written
-
-    def inputs() -> Inputs:
-        return {"to": torch.empty(count, device=device), "from": torch.randn(count, device=device)}
-
-    sets = make_sets(inputs, 8 * count)
-    return {
-        "memcpy": [partial(s["to"].copy_, s["from"]) for s in sets],
-        "copy": [partial(torch.neg, s["from"], out=s["to"]) for s in sets],
-    }
-
-
-def products(dtype: torch.dtype, device: str) -> dict[str, list[Call]]:
-    """The limit of what computes."""
-    n = PRODUCT[device]
-    x, weight = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))
-    return {"matmul": [lambda: x @ weight.T]}
-
-
 @dataclass(frozen=True)
 class Limit:
     calls: dict[str, list[Call]]
@@ -77,12 +56,21 @@ class Limit:
 
 
 def limit_of(function: Function, case: Case, moved: float) -> Limit:
+    """Of what computes: a square product. Of what moves bytes: two ways to copy as many."""
+    device = case.device
     if function.computes:
-        n = PRODUCT[case.device]
-        return Limit(products(DTYPES[case.dtype], case.device), 2.0 * n**3, "TFLOP/s")
-    calls = copies(moved, case.device)
-    amount = 8.0 * max(1, int(min(moved, LARGEST_COPY)) // 8)
-    return Limit(calls, amount, "GB/s")
+        n = PRODUCT[device]
+        x, weight = (torch.randn(n, n, dtype=DTYPES[case.dtype], device=device) for _ in range(2))
+        return Limit({"matmul": [lambda: x @ weight.T]}, 2.0 * n**3, "TFLOP/s")
+    count = max(1, int(min(moved, LARGEST_COPY)) // 8)  # of f32 elements, read and written
+
+    def inputs() -> Inputs:
+        return {"to": torch.empty(count, device=device), "from": torch.randn(count, device=device)}
+
+    sets = make_sets(inputs, 8 * count)
+    memcpy: list[Call] = [partial(s["to"].copy_, s["from"]) for s in sets]
+    copy: list[Call] = [partial(torch.neg, s["from"], out=s["to"]) for s in sets]
+    return Limit({"memcpy": memcpy, "copy": copy}, 8.0 * count, "GB/s")
 
 
 def measure(
