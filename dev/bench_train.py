@@ -28,22 +28,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from llamac.base import errors
-from llamac.base.arguments import split_list
+from llamac.base.arguments import check_least, split_list
 from llamac.base.errors import InputError
 from llamac.base.version import provenance_text
 from llamac.bench import harness
 from llamac.bench.harness import STOPPED
 from llamac.bench.report import markdown
-from llamac.bench.training import (
-    PROGRAMS,
-    Figures,
-    Run,
-    Workload,
-    bench,
-    by_round,
-    recomputed,
-    write_tokens,
-)
+from llamac.bench.training import PROGRAMS, Figures, Run, Workload, bench, by_round, recomputed, write_tokens
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -196,10 +187,7 @@ def check(o: argparse.Namespace) -> None:
         raise InputError(f"--build {o.build}: expected train_llama3 in it, found none")
     if o.other and not o.other.is_file():
         raise InputError(f"--other: expected a folder with train_llama3 in it, found {o.other.parent}")
-    if o.devices is not None and o.devices < 2:
-        raise InputError(f"--devices: expected at least 2, found {o.devices}")
-    if min(o.rounds, o.steps, o.warm_up + 1) < 1:
-        raise InputError("--rounds, --steps: expected at least 1, --warm-up: at least 0")
+    check_least(o, devices=2, rounds=1, steps=1, warm_up=0)
 
 
 def main(arguments: list[str] | None = None) -> int:

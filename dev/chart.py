@@ -12,7 +12,6 @@ Exit code: 2 for a file that cannot be drawn.
 import re
 import statistics
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -25,93 +24,59 @@ from llamac.bench import harness
 from llamac.bench.report import PROGRAMS, Bar, bars
 from llamac.bench.training import Run, by_round
 
-# Tables of a page
-
-
-@dataclass
-class Table:
-    """A markdown table, its text before it since the heading or table above, and the page's first heading."""
-
-    path: Path
-    line: int  # of its head
-    head: list[str]
-    rows: list[list[str]]
-    text: str
-    page: str
-
-    def where(self) -> str:
-        return f"{self.path}: table at line {self.line}"
-
-    def title(self) -> str:
-        """Device, date and commits: the last of a column "commit", else of the text."""
-        found = re.search(r"(\d{4}-\d\d-\d\d),\s+commit\s+([0-9a-f]{7,40})\b", self.text)
-        if not found:
-            raise InputError(f"{self.where()}: expected `DATE, commit HASH` above it, found none")
-        commits = [found[2]]
-        if "commit" in self.head:
-            commits = list(dict.fromkeys(row[self.head.index("commit")] for row in self.rows))
-        return f"{self.page}, {found[1]}, commit {', '.join(commits)}"
+Speeds = dict[str, dict[str, tuple[float, float | None]]]  # (tokens/s, ratio) by workload, by program
+SAME = ("llamac", "eager", "script", "hf", "torchao")
+FILE_COLUMNS = {"file": "compile"} | {name: name for name in SAME}
 
 
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
 
 
-def tables(path: Path) -> list[Table]:
-    """The tables of a markdown page. Raises InputError where a row has not the cells of its head."""
-    page, text, found = "", "", []
-    lines = read_bytes(path).decode("utf-8", "replace").splitlines()
-    for number, line in enumerate(lines, 1):
-        if line.startswith("# ") and not page:
-            page = line.removeprefix("# ")
-        if not line.startswith("|"):
-            text = "" if line.startswith("#") else f"{text}\n{line}"
-        elif number == 1 or not lines[number - 2].startswith("|"):
-            found.append(Table(path, number, cells(line), [], text, page))
-            text = ""
-        elif number > found[-1].line + 1:  # below its head and the line of dashes
-            row = cells(line)
-            if len(row) != (wanted := len(found[-1].head)):
-                raise InputError(f"{path}: line {number}: expected {wanted} cells, found {len(row)}")
-            found[-1].rows.append(row)
-    return found
-
-
-def first_with(path: Path, *columns: str) -> Table:
-    """The first table of the page that has the columns."""
-    for table in tables(path):
-        if set(columns) <= set(table.head):
-            return table
+def first_table(text: str, path: Path, *columns: str) -> tuple[int, list[list[str]]]:
+    """(place in a page's text, head and rows) of its first table that has the columns. Raises InputError."""
+    for found in re.finditer(r"(?:^\|.*\n?)+", text, re.MULTILINE):
+        head, *lines = map(cells, found[0].splitlines())
+        if set(columns) <= set(head):
+            for number, row in enumerate(lines, text.count("\n", 0, found.start()) + 2):
+                if len(row) != len(head):
+                    expected = f"expected {len(head)} cells, found {len(row)}"
+                    raise InputError(f"{path}: line {number}: {expected}")
+            return found.start(), [head, *lines[1:]]  # without the line of dashes
     raise InputError(f"{path}: expected a table with the columns {', '.join(columns)}, found none")
 
 
-def number(text: str, table: Table) -> float:
-    """Of a cell: 11,031 or 97.6."""
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        raise InputError(f"{table.where()}: expected a number, found {text[:40]!r}") from None
-
-
-Speeds = dict[str, dict[str, tuple[float, float | None]]]  # (tokens/s, ratio) by workload, by program
-SAME = ("llamac", "eager", "script", "hf", "torchao")
-FILE_COLUMNS = {"file": "compile"} | {name: name for name in SAME}
-
-
 def training_of_page(path: Path) -> tuple[str, Speeds]:
-    """Columns `PROGRAM tokens/s`; the ratio of a program is the next column of that name."""
-    table = first_with(path, "workload", "llamac tokens/s", "file tokens/s")
-    workload = table.head.index("workload")
+    """Columns `PROGRAM tokens/s`; the ratio of a program is the next column of that name. The title has the
+    date and the commit of the text above, or the commits of a column.
+    """
+    text = read_bytes(path).decode("utf-8", "replace")
+    begin, (head, *rows) = first_table(text, path, "workload", "llamac tokens/s", "file tokens/s")
+    line = text.count("\n", 0, begin) + 1
+    where = f"{path}: table at line {line}"
+
+    def number(cell: str) -> float:
+        """11,031 or 97.6."""
+        try:
+            return float(cell.replace(",", ""))
+        except ValueError:
+            raise InputError(f"{where}: expected a number, found {cell[:40]!r}") from None
+
+    above = re.split(r"^[#|].*$", text[:begin], flags=re.MULTILINE)[-1]
+    if not (found := re.search(r"(\d{4}-\d\d-\d\d),\s+commit\s+([0-9a-f]{7,40})\b", above)):
+        raise InputError(f"{where}: expected `DATE, commit HASH` above it, found none")
+    commits = [row[head.index("commit")] for row in rows] if "commit" in head else [found[2]]
+    page = re.search(r"^# (.*)$", text, re.MULTILINE)
+    title = f"{page[1] if page else ''}, {found[1]}, commit {', '.join(dict.fromkeys(commits))}"
     speeds: Speeds = {}
-    for row in table.rows:
-        group = speeds.setdefault(row[workload], {})
+    for row in rows:
+        group = speeds.setdefault(row[head.index("workload")], {})
         for word, program in FILE_COLUMNS.items():
-            if f"{word} tokens/s" not in table.head or not row[at := table.head.index(f"{word} tokens/s")]:
+            if f"{word} tokens/s" not in head or not row[at := head.index(f"{word} tokens/s")]:
                 continue
-            text = row[table.head.index("ratio", at)] if "ratio" in table.head[at:] else ""
-            ratio = number(text, table) if text and program != "llamac" else None
-            group[program] = number(row[at], table), ratio
-    return table.title(), speeds
+            ratio = row[head.index("ratio", at)] if "ratio" in head[at:] and program != "llamac" else ""
+            group[program] = number(row[at]), number(ratio) if ratio else None
+    return title, speeds
 
 
 def training_of_json(path: Path) -> tuple[str, Speeds]:

@@ -26,10 +26,10 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from llamac.base.log import read_log
 from llamac.base.version import provenance
 from llamac.bench import harness
 from llamac.doctor.installation import ENGINES, driver_platform
-from llamac.report.plot import read_log
 from llamac.report.validation import FORMAT
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -261,15 +261,12 @@ def pack(m: Machine, records: list[dict]) -> Path:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = harness.parser(__doc__)
-    parser.add_argument("stage", nargs="*", help="these alone, again; default: all that have not passed")
-    parser.add_argument(
-        "--build", type=Path, default=ROOT / "build/auto", help="folder of the built programs"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "build/validation", help="logs, results, the archive"
-    )
-    parser.add_argument("--quick", action="store_true", help="three minutes: what `make test` does not run")
-    parser.add_argument("--seconds", type=float, default=480, help="limit of a stage [480]")
+    add = parser.add_argument
+    add("stage", nargs="*", help="these alone, again; default: all that have not passed")
+    add("--build", type=Path, default=ROOT / "build/auto", help="folder of the built programs")
+    add("--out", type=Path, default=ROOT / "build/validation", help="logs, results, the archive")
+    add("--quick", action="store_true", help="three minutes: what `make test` does not run")
+    add("--seconds", type=float, default=480, help="limit of a stage [480]")
     o = parser.parse_args(arguments)
     if not (o.build / "train_llama3").is_file():
         parser.error(f"--build {o.build}: expected train_llama3 in it, found none: make validate builds it")

@@ -1,12 +1,11 @@
 """`llamac COMMAND ...` and `python -m llamac COMMAND ...` call main() of the command's module."""
 
-import shutil
 import sys
-import textwrap
 from importlib import import_module
 from typing import NamedTuple
 
 from llamac import __version__
+from llamac.base.arguments import fill
 from llamac.base.errors import run
 
 
@@ -68,18 +67,10 @@ COMMANDS = {
 def usage() -> str:
     calls = {name: f"{name} {command.arguments}" for name, command in COMMANDS.items()}
     width = max(map(len, calls.values()))
-    lines = [f"llamac {__version__}", ""]
-    columns = shutil.get_terminal_size((120, 24)).columns
-    for name, call in calls.items():
-        head = f"  llamac {call.ljust(width)}  "
-        if columns < len(head) + 40:  # the purpose has lines of its own
-            lines.append(head.rstrip())
-            head = " " * 8
-        purpose = COMMANDS[name].purpose
-        lines.append(textwrap.fill(purpose, columns, initial_indent=head, subsequent_indent=" " * len(head)))
-    lines += ["", "Each command has --help. `python -m llamac COMMAND` is the same."]
+    lines = [f"  llamac {call.ljust(width)}  {COMMANDS[name].purpose}" for name, call in calls.items()]
     more = "In Python: llamac.Trainer, llamac.ops, llamac.patch, llamac.kernels, llamac.run."
-    return "\n".join([*lines, textwrap.fill(more, columns)])
+    end = f"Each command has --help. `python -m llamac COMMAND` is the same.\n{more}"
+    return fill("\n".join([f"llamac {__version__}", "", *lines, "", end]))
 
 
 def main() -> None:

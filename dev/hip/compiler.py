@@ -1,6 +1,11 @@
-"""The compiler of AMD's code: ROCm's if dev/platform.sh finds one, else Debian's (dev/hip/rocm_folder.sh)."""
+"""The compiler of AMD's code: ROCm's if dev/platform.sh finds one, else Debian's (dev/hip/rocm_folder.sh).
+Also what the programs of dev/hip have in common.
+"""
 
+import argparse
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -8,6 +13,21 @@ ROOT = Path(__file__).resolve().parents[2]
 
 class Error(Exception):
     """Its text is the one line to print."""
+
+
+def program_parser(description: str | None) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def start(main: Callable[[], int]) -> None:
+    """Run a program's main(), whose result is the exit code. An Error is printed, and exits with 2."""
+    try:
+        sys.exit(main())
+    except Error as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def run(*command: str | Path) -> str:

@@ -12,14 +12,13 @@ LDS     128 bytes a cycle of the compute unit: 8 for 128 bits a lane, by each of
 most    the share of the matrix cores' peak where the longest of the three hides the others
 """
 
-import argparse
 import json
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from compiler import ROOT, Error, program_parser, start
+
 INSTRUCTION = re.compile(r"^\s+(\S+).*// ([0-9A-F]{12}):.*?(?:\+0x([0-9a-f]+)>)?$", re.MULTILINE)
 MFMA = {"32x32x8": 32, "16x16x16": 16, "32x32x16": 32, "16x16x32": 16}
 KINDS = {
@@ -106,9 +105,7 @@ def symbols(text: str) -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser(__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build/resources/gfx942")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     options = parser.parse_args()
@@ -120,8 +117,7 @@ def main() -> int:
                 arguments = ", ".join(re.findall(r"L\w+?(\d+)E", f"{name[2]}E"))
                 found.append((f"{name[1]}<{arguments}>", loop))
     if not found:
-        print(f"loops.py: {folder}: expected dev/hip/resources.py's disassembly, found none", file=sys.stderr)
-        return 2
+        raise Error(f"{folder}: expected dev/hip/resources.py's disassembly, found none")
     if options.json:
         print(json.dumps({"kernels": [{"kernel": name} | figures(loop) for name, loop in found]}))
         return 0
@@ -132,4 +128,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

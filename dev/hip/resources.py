@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import loops
-from compiler import ROOT, Compiler, Error, run
+from compiler import ROOT, Compiler, Error, program_parser, run, start
 
 OPERATIONS = ROOT / "csrc/ops"
 FLAGS = [
@@ -64,10 +64,8 @@ CHIPS = {
     "gfx1100": Chip(vgprs=1536, granule=24, waves=16, lds=131072, simds=4, sgprs=None),
 }
 
-FP8_FORMS = {
-    "gfx942": "true",
-    "gfx950": "false",
-}  # whether the fp8 of its matrix instructions is fnuz; other chips have none
+# Whether the fp8 of a chip's matrix instructions is fnuz; other chips have none.
+FP8_FORMS = {"gfx942": "true", "gfx950": "false"}
 MATRIX_WAVES = 2  # that a kernel with matrix instructions needs at least, a SIMD
 
 # Global memory: flat instructions count too; there the compiler could not tell which memory a pointer is to.
@@ -317,9 +315,7 @@ def table(kernels: list[Kernel]) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser(__doc__)
     parser.add_argument("sources", nargs="*", type=Path, help="files to compile, instead of all of csrc/ops")
     parser.add_argument(
         "--arch",
@@ -366,8 +362,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Error as error:
-        print(f"resources.py: {error}", file=sys.stderr)
-        sys.exit(2)
+    start(main)

@@ -32,6 +32,17 @@ def printable(text: str, kept: str = "\n\t") -> str:
     return CONTROL.sub(escape, text)
 
 
+def first_line(error: BaseException) -> str:
+    """What an exception of another library says, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def one_line(error: BaseException) -> str:
+    """The same, with its class."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+
+
 def requires(module: str, what: str) -> Any:
     """An optional library. Raises InputError that says how to install it."""
     try:
@@ -48,5 +59,8 @@ def run(main: Callable[[], None]) -> None:
     try:
         main()
     except (InputError, OSError, MemoryError) as error:
-        print(f"{name}: {str(error) or 'out of memory'}", file=sys.stderr)
+        text = str(error) or "out of memory"
+        if isinstance(error, OSError) and error.filename:
+            text = f"{error.filename}: {error.strerror}"
+        print(f"{name}: {printable(text, '')}", file=sys.stderr)
         sys.exit(2)

@@ -5,6 +5,7 @@ llamac.bench times them.
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,117 +69,50 @@ def without_fp8(device: str) -> str:
     return ""
 
 
-FUNCTIONS = {
-    "rmsnorm": Function(
-        ops.rmsnorm,
-        torch_ops.rmsnorm,
-        torch_ops.rmsnorm_inputs,
+def _row(
+    name: str,
+    leaves: tuple[str, ...] = (),
+    backward: Work | None = None,
+    forward: Work | None = None,
+    ours: Callable | None = None,
+    **more: Any,
+) -> tuple[str, Function]:
+    """Functions and inputs are those of this name in llamac.ops and torch_operations; ours: another."""
+    both = ours or getattr(ops, name), getattr(torch_ops, name)
+    work = forward or {f"{name}_forward": ()}, backward or {}
+    return name, Function(*both, torch_ops.INPUTS[name], leaves, *work, **more)
+
+
+_PRODUCT: Work = {"matmul_forward": ("residual",)}
+_PRODUCTS: Work = {"matmul_backward_input": (), "matmul_backward_weight": ()}
+_LOSSES: Work = {"cross_entropy": ("dlogits", "dlosses", "mean", "num_valid")}
+# In the place of the forward's: one call makes losses and gradients.
+_LOSSES_AND_GRADIENTS: Work = {"cross_entropy": ("dlosses", "mean", "num_valid")}
+_ROWS = [
+    _row("rmsnorm", ("x", "weight"), {"rmsnorm_backward": ("out", "dresidual")}),
+    _row("residual_rmsnorm", ("x", "residual", "weight"), {"rmsnorm_backward": ("out",)}),
+    _row("layernorm", ("x", "weight", "bias"), {"layernorm_backward": ("out", "bias", "dresidual")}),
+    _row("residual_layernorm", ("x", "residual", "weight", "bias"), {"layernorm_backward": ("out", "bias")}),
+    _row("precompute_cis", forward={"precompute_cis": ()}, ours=precompute_cis),
+    _row("rope", ("x",), {"rope_backward": ()}),
+    _row("qk_norm_rope", ("x", "weight"), {"qk_norm_rope_backward": ()}, ours=qk_norm_rope),
+    _row("repeat_kv", ("x",), {"repeat_kv_backward": ()}, ours=repeat_kv),
+    _row("attention", ("q", "k", "v"), {"attention_backward": ()}, computes=True),
+    _row("swiglu", ("gate_up",), {"swiglu_backward": ("out",)}),
+    _row("gelu", ("x", "bias"), {"gelu_backward": ("out",), "bias_backward": ()}, sizes={"K": "F"}),
+    _row("cross_entropy", ("logits",), _LOSSES_AND_GRADIENTS, _LOSSES),
+    _row(
+        "linear",
         ("x", "weight"),
-        {"rmsnorm_forward": ()},
-        {"rmsnorm_backward": ("out", "dresidual")},
-    ),
-    "residual_rmsnorm": Function(
-        ops.residual_rmsnorm,
-        torch_ops.residual_rmsnorm,
-        torch_ops.residual_rmsnorm_inputs,
-        ("x", "residual", "weight"),
-        {"residual_rmsnorm_forward": ()},
-        {"rmsnorm_backward": ("out",)},
-    ),
-    "layernorm": Function(
-        ops.layernorm,
-        torch_ops.layernorm,
-        torch_ops.layernorm_inputs,
-        ("x", "weight", "bias"),
-        {"layernorm_forward": ()},
-        {"layernorm_backward": ("out", "bias", "dresidual")},
-    ),
-    "residual_layernorm": Function(
-        ops.residual_layernorm,
-        torch_ops.residual_layernorm,
-        torch_ops.residual_layernorm_inputs,
-        ("x", "residual", "weight", "bias"),
-        {"residual_layernorm_forward": ()},
-        {"layernorm_backward": ("out", "bias")},
-    ),
-    "precompute_cis": Function(
-        precompute_cis, torch_ops.precompute_cis, torch_ops.precompute_cis_inputs, (), {"precompute_cis": ()}
-    ),
-    "rope": Function(
-        ops.rope, torch_ops.rope, torch_ops.rope_inputs, ("x",), {"rope_forward": ()}, {"rope_backward": ()}
-    ),
-    "qk_norm_rope": Function(
-        qk_norm_rope,
-        torch_ops.qk_norm_rope,
-        torch_ops.qk_norm_rope_inputs,
-        ("x", "weight"),
-        {"qk_norm_rope_forward": ()},
-        {"qk_norm_rope_backward": ()},
-    ),
-    "repeat_kv": Function(
-        repeat_kv,
-        torch_ops.repeat_kv,
-        torch_ops.repeat_kv_inputs,
-        ("x",),
-        {"repeat_kv_forward": ()},
-        {"repeat_kv_backward": ()},
-    ),
-    "attention": Function(
-        ops.attention,
-        torch_ops.attention,
-        torch_ops.attention_inputs,
-        ("q", "k", "v"),
-        {"attention_forward": ()},
-        {"attention_backward": ()},
-        computes=True,
-    ),
-    "swiglu": Function(
-        ops.swiglu,
-        torch_ops.swiglu,
-        torch_ops.swiglu_inputs,
-        ("gate_up",),
-        {"swiglu_forward": ()},
-        {"swiglu_backward": ("out",)},
-    ),
-    "gelu": Function(
-        ops.gelu,
-        torch_ops.gelu,
-        torch_ops.gelu_inputs,
-        ("x", "bias"),
-        {"gelu_forward": ()},
-        {"gelu_backward": ("out",), "bias_backward": ()},
-        sizes={"K": "F"},
-    ),
-    "cross_entropy": Function(
-        ops.cross_entropy,
-        torch_ops.mean_cross_entropy,
-        torch_ops.cross_entropy_inputs,
-        ("logits",),
-        {"cross_entropy": ("dlogits", "dlosses", "mean", "num_valid")},
-        # In the place of the forward's: one call makes both.
-        {"cross_entropy": ("dlosses", "mean", "num_valid")},
-    ),
-    "linear": Function(
-        ops.linear,
-        torch_ops.linear,
-        torch_ops.linear_inputs,
-        ("x", "weight"),
-        {"matmul_forward": ("residual",)},
-        {"matmul_backward_input": (), "matmul_backward_weight": ()},
+        _PRODUCTS,
+        _PRODUCT,
         computes=True,
         sizes={"K": "F"},
         unsupported=without_fp8,
     ),
-    "linear_cross_entropy": Function(
-        ops.linear_cross_entropy,
-        torch_ops.linear_cross_entropy,
-        torch_ops.linear_cross_entropy_inputs,
-        ("hidden", "weight"),
-        {"matmul_forward": ("residual",)},
-        {"matmul_backward_input": (), "matmul_backward_weight": ()},
-        computes=True,
-    ),
-}
+    _row("linear_cross_entropy", ("hidden", "weight"), _PRODUCTS, _PRODUCT, computes=True),
+]
+FUNCTIONS = dict(_ROWS)
 
 
 def arguments_of(function: Callable, inputs: Inputs) -> list[Tensor]:

@@ -52,11 +52,6 @@ class Finished:
     peak_gib: float = 0.0
 
 
-def last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else ""
-
-
 def execute(
     command: Sequence[object],
     seconds: float = math.inf,
@@ -102,7 +97,8 @@ def failure_of(code: int, text: str) -> str:
         return NO_MEMORY
     if code < 0:
         return f"killed by signal {-code}"
-    return f"exit code {code}: {last_line(text)}" if code else ""
+    last = (text.strip().splitlines() or [""])[-1]
+    return f"exit code {code}: {last}" if code else ""
 
 
 # Turns

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import sdpa_kernel
 
+from llamac.base.errors import one_line
 from llamac.bench.functions import FUNCTIONS, Function, call_of, differences, outputs_of, sizes
-from llamac.bench.timing import Call, Inputs, make_sets, medians_ms, reason
+from llamac.bench.timing import Call, Inputs, make_sets, medians_ms
 from llamac.bench.torch_operations import DTYPES, SDPA, Case
 
 LARGEST_COPY = 2 << 30  # bytes read and written: the rate grows no more
@@ -44,27 +45,6 @@ def memory_of(call: Call, device: str) -> tuple[int | None, int | None]:
     return peak, peak - min(sum(stored.values()), kept)  # a view of an input stores nothing of its own
 
 
-def copies(bytes_moved: float, device: str) -> dict[str, list[Call]]:
-    """The limit of what moves bytes: two ways to copy as many."""
-    count = max(1, int(min(bytes_moved, LARGEST_COPY)) // 8)  # of f32 elements, read and written
-
-    def inputs() -> Inputs:
-        return {"to": torch.empty(count, device=device), "from": torch.randn(count, device=device)}
-
-    sets = make_sets(inputs, 8 * count)
-    return {
-        "memcpy": [partial(s["to"].copy_, s["from"]) for s in sets],
-        "copy": [partial(torch.neg, s["from"], out=s["to"]) for s in sets],
-    }
-
-
-def products(dtype: torch.dtype, device: str) -> dict[str, list[Call]]:
-    """The limit of what computes."""
-    n = PRODUCT[device]
-    x, weight = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))
-    return {"matmul": [lambda: x @ weight.T]}
-
-
 @dataclass(frozen=True)
 class Limit:
     calls: dict[str, list[Call]]
@@ -76,12 +56,21 @@ class Limit:
 
 
 def limit_of(function: Function, case: Case, moved: float) -> Limit:
+    """Of what computes: a square product. Of what moves bytes: two ways to copy as many."""
+    device = case.device
     if function.computes:
-        n = PRODUCT[case.device]
-        return Limit(products(DTYPES[case.dtype], case.device), 2.0 * n**3, "TFLOP/s")
-    calls = copies(moved, case.device)
-    amount = 8.0 * max(1, int(min(moved, LARGEST_COPY)) // 8)
-    return Limit(calls, amount, "GB/s")
+        n = PRODUCT[device]
+        x, weight = (torch.randn(n, n, dtype=DTYPES[case.dtype], device=device) for _ in range(2))
+        return Limit({"matmul": [lambda: x @ weight.T]}, 2.0 * n**3, "TFLOP/s")
+    count = max(1, int(min(moved, LARGEST_COPY)) // 8)  # of f32 elements, read and written
+
+    def inputs() -> Inputs:
+        return {"to": torch.empty(count, device=device), "from": torch.randn(count, device=device)}
+
+    sets = make_sets(inputs, 8 * count)
+    memcpy: list[Call] = [partial(s["to"].copy_, s["from"]) for s in sets]
+    copy: list[Call] = [partial(torch.neg, s["from"], out=s["to"]) for s in sets]
+    return Limit({"memcpy": memcpy, "copy": copy}, 8.0 * count, "GB/s")
 
 
 def measure(
@@ -104,7 +93,7 @@ def measure(
                 call()
             peak, extra = memory_of(calls[0], case.device)
         except Exception as error:
-            rows[baseline_name]["error"] = reason(error)
+            rows[baseline_name]["error"] = one_line(error)
             continue
         rows[baseline_name] |= {"peak_bytes": peak, "extra_bytes": extra}
         ready[baseline_name] = calls
@@ -138,7 +127,7 @@ def times_of(
         try:
             ms |= medians_ms({name: calls}, device, seconds)
         except torch.OutOfMemoryError as error:
-            rows[name]["error"] = reason(error)
+            rows[name]["error"] = one_line(error)
     return ms
 
 
@@ -149,7 +138,7 @@ def checked(name: str, function: Function, case: Case) -> list[str]:
     try:
         return differences(function, Case(size, case.dtype, case.device))
     except Exception as error:
-        return [reason(error)]
+        return [one_line(error)]
 
 
 def facts(device: str) -> dict[str, str]:
@@ -169,7 +158,7 @@ def measure_operation(
         try:
             found = measure(name, function, case, direction != "forward", mode, seconds)
         except Exception as error:  # of the device's memory, most likely
-            found = [{"baseline": "llamac", "error": reason(error)}]
+            found = [{"baseline": "llamac", "error": one_line(error)}]
         for row in found:
             more = {"wrong": wrong} if row["baseline"] == "llamac" else {}
             head = {"operation": name, "direction": direction, "dtype": dtype, "shape": case.size}

@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 
 from llamac.base.dtypes import torch_dtypes
 from llamac.base.errors import InputError
-from llamac.bench import dtensor, harness
+from llamac.bench import harness
 from llamac.bench.training import PEERS, SEED
 from llamac.data.tokens import Loader
 from llamac.model.config import Config, load_config
@@ -43,6 +43,14 @@ from llamac.training.run import ATTENTION
 from llamac.training.weights import init_weight
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of tokens and targets [B,T]
+Cis = tuple[Tensor, Tensor]
+
+
+def rotated(x: Tensor, cis: Cis) -> Tensor:
+    """Heads [B,NH,T,HD], turned in f32."""
+    a, b = x.float().chunk(2, -1)
+    cos, sin = cis
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
 
 class Block(nn.Module):
@@ -60,16 +68,12 @@ class Block(nn.Module):
         self.out, self.down = linear(rows, C), linear(c.intermediate_size, C)
         self.gate_up = linear(C, (1 if self.is_gpt2 else 2) * c.intermediate_size)
 
-    def rotated(self, x: Tensor, norm: nn.Module, cis: tuple[Tensor, Tensor]) -> Tensor:
-        """x [B,T,NH*HD] as heads [B,NH,T,HD], normalized, turned in f32 unless positions are learned."""
+    def rotated(self, x: Tensor, norm: nn.Module, cis: Cis) -> Tensor:
+        """x [B,T,NH*HD] as heads [B,NH,T,HD], normalized, turned unless positions are learned."""
         x = norm(x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2))
-        if self.is_gpt2:
-            return x
-        a, b = x.float().chunk(2, -1)
-        cos, sin = cis
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+        return x if self.is_gpt2 else rotated(x, cis)
 
-    def forward(self, x: Tensor, cis: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, cis: Cis) -> Tensor:
         widths = [n * self.head_dim for n in (self.heads, self.kv_heads, self.kv_heads)]
         q, k, v = self.qkv(self.attention_norm(x)).split(widths, -1)
         q, k, v = (
@@ -87,14 +91,14 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self, c: Config, recompute: bool):
+    def __init__(self, c: Config, recompute: bool, block: Callable[[Config], nn.Module] = Block):
         super().__init__()
         self.recompute, self.base, self.head_dim = recompute, c.rope_theta, c.head_dim
         C, T = c.hidden_size, c.max_position_embeddings
         V = -(-c.vocab_size // 64) * 64  # as users of odd vocabularies round them up: aligned products
         self.embedding, self.positions = nn.Embedding(V, C), nn.Embedding(T, C) if c.has_positions else None
         self.norm = (nn.LayerNorm if c.has_positions else nn.RMSNorm)(C, c.rms_norm_eps)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.num_hidden_layers))
+        self.blocks = nn.ModuleList(block(c) for _ in range(c.num_hidden_layers))
         self.head = nn.Linear(C, V, bias=False)
         if c.tie_word_embeddings:
             self.head.weight = self.embedding.weight
@@ -233,6 +237,8 @@ def main() -> None:
         if o.program in ("script", "torchao"):
             model, loss_of = script(c, recompute, o.float8 if o.program == "torchao" else "", ranks)
         elif o.program == "dtensor":
+            from llamac.bench import dtensor
+
             model, loss_of = dtensor.build(c, device)
         else:
             model, loss_of = hugging_face(c, recompute, o.program, o.lora)

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from llamac.bench.harness import say
-from llamac.report.plot import COLORS, STYLE, WIDTH, save
+from llamac.report.plot import COLORS, WIDTH, drawing
 
 _BLUE, _ORANGE, _GREY, _SKY, _YELLOW, _WINE, _PINK = COLORS
 # What is compared: its words in a picture, and the color that it has in all of them.
@@ -60,31 +60,21 @@ def bars(
     another. A program that a group lacks has no bar there. Bars end at `longest`, so that one of them does
     not make all others short; their labels say how long they are. mark: where a line says "equal".
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     found = {name for groups in panels.values() for group in groups.values() for name in group}
     names = [name for name in PROGRAMS if name in found]
     heights = [_height(groups) for groups in panels.values()]
     below = 0.4 * math.ceil(len(names) / 3) if len(names) > 1 else 0.0
     size = (WIDTH, 0.2 + 0.2 * (1 + title.count("\n")) + 0.55 * len(panels) + sum(heights) + below)
-    with plt.rc_context(STYLE):
-        figure, all_axes = plt.subplots(
-            len(panels), 1, figsize=size, layout="constrained", height_ratios=heights, squeeze=False
-        )
-        for axes, (unit, groups) in zip(all_axes[:, 0], panels.items()):
+    with drawing(path, size, heights) as (figure, all_axes):
+        for axes, (unit, groups) in zip(all_axes, panels.items()):
             _panel(axes, groups, names, longest)
             axes.set_xlabel(unit)
             if mark is not None:
                 axes.axvline(mark, color=_GREY, linewidth=1, zorder=0.9)
         figure.suptitle(title, x=0.01, ha="left", parse_math=False)
-        handles = {h.get_label(): h for axes in all_axes[:, 0] for h in axes.containers}
+        handles = {h.get_label(): h for axes in all_axes for h in axes.containers}
         if len(handles) > 1:
             figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(3, len(handles)))
-        save(figure, path)
-        plt.close(figure)
 
 
 def _height(groups: Groups) -> float:

@@ -30,20 +30,6 @@ def make_sets(inputs: Callable[[], Inputs], moved: float) -> list[Inputs]:
     return [first, *(inputs() for _ in range(count - 1))]
 
 
-class _Turns:
-    """Calls that take turns; results are kept until their turn comes again."""
-
-    def __init__(self, calls: Sequence[Call]) -> None:
-        self.calls = calls
-        self.kept: list[object] = [None] * len(calls)
-        self.turns = itertools.cycle(range(len(calls)))
-
-    def make(self, count: int) -> None:
-        for turn in itertools.islice(self.turns, count):
-            self.kept[turn] = None
-            self.kept[turn] = self.calls[turn]()
-
-
 @functools.cache
 def sleep_rate() -> float:
     """Cycles of torch.cuda._sleep a second."""
@@ -57,48 +43,46 @@ def sleep_rate() -> float:
     return cycles / start.elapsed_time(end) * 1e3
 
 
-def host_ms(make: Callable[[int], None], count: int) -> float:
-    """ms a call on the host, which waits for no device."""
-    start = time.perf_counter()
-    make(count)
-    return (time.perf_counter() - start) / count * 1e3
-
-
-def device_ms(make: Callable[[int], None], count: int, wait: float) -> float:
-    """ms a call on the device, which first sleeps `wait` seconds, until the host has queued all of them."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(int(wait * sleep_rate()))
-    start.record()
-    make(count)
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / count
-
-
-class _Warm:
-    """One baseline's calls, warm, and how many of them lie between two events."""
+class _Turns:
+    """One baseline's calls, warm, which take turns; results are kept until their turn comes again."""
 
     def __init__(self, calls: Sequence[Call], device: str) -> None:
-        self.turns = _Turns(calls)
-        self.on_host = device == "cpu"
-        self.turns.make(max(5, len(calls)))
-        if self.on_host:
-            self.together, self.seconds = 1, 0.0
-            return
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        self.turns.make(5)
-        queued = (time.perf_counter() - start) / 5
-        torch.cuda.synchronize()
-        self.seconds = (time.perf_counter() - start) / 5
-        # A short call alone would be timed with the event.
-        self.together = min(max(1, round(1e-3 / self.seconds)), 16)
-        self.wait = min(1.5 * queued * self.together, 0.05)
+        self.calls, self.on_host = calls, device == "cpu"
+        self.kept: list[object] = [None] * len(calls)
+        self.turns = itertools.cycle(range(len(calls)))
+        self.make(max(5, len(calls)))
+        self.together, self.seconds = 1, 0.0  # calls between two events; of one, on a device
+        if not self.on_host:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            self.make(5)
+            queued = (time.perf_counter() - start) / 5
+            torch.cuda.synchronize()
+            self.seconds = (time.perf_counter() - start) / 5
+            # A short call alone would be timed with the event.
+            self.together = min(max(1, round(1e-3 / self.seconds)), 16)
+            self.wait = min(1.5 * queued * self.together, 0.05)
+
+    def make(self, count: int) -> None:
+        for turn in itertools.islice(self.turns, count):
+            self.kept[turn] = None
+            self.kept[turn] = self.calls[turn]()
 
     def ms(self) -> float:
+        """Of a call: on the host, which waits for no device; or on the device, which first sleeps until the
+        host has queued all calls.
+        """
         if self.on_host:
-            return host_ms(self.turns.make, 1)
-        return device_ms(self.turns.make, self.together, self.wait)
+            begin = time.perf_counter()
+            self.make(1)
+            return (time.perf_counter() - begin) * 1e3
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(int(self.wait * sleep_rate()))
+        start.record()
+        self.make(self.together)
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / self.together
 
 
 def medians_ms(baselines: Mapping[str, Sequence[Call]], device: str, seconds: float) -> dict[str, float]:
@@ -107,7 +91,7 @@ def medians_ms(baselines: Mapping[str, Sequence[Call]], device: str, seconds: fl
 
     device: "cpu" or "cuda". seconds: about so many for each baseline's timed calls.
     """
-    warm = {name: _Warm(calls, device) for name, calls in baselines.items()}
+    warm = {name: _Turns(calls, device) for name, calls in baselines.items()}
     times: dict[str, list[float]] = {name: [] for name in warm}
     a_round = sum(baseline.seconds * baseline.together for baseline in warm.values())
     least, most = ROUNDS
@@ -116,9 +100,3 @@ def medians_ms(baselines: Mapping[str, Sequence[Call]], device: str, seconds: fl
         for name in order.sample(list(warm), len(warm)):
             times[name].append(warm[name].ms())
     return {name: statistics.median(found) for name, found in times.items()}
-
-
-def reason(error: Exception) -> str:
-    """An exception in one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]

@@ -2,6 +2,7 @@
 (train_llama3.py). Inputs have the names of the operation's description (--list-kernels).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -41,29 +42,9 @@ class Case:
 # Inputs: by operand name, as the operation's description calls them.
 
 
-def rmsnorm_inputs(c: Case) -> Inputs:
-    return {"x": c.randn("N", "C"), "weight": c.randn("C")}
-
-
-def residual_rmsnorm_inputs(c: Case) -> Inputs:
-    return rmsnorm_inputs(c) | {"residual": c.randn("N", "C")}
-
-
-def layernorm_inputs(c: Case) -> Inputs:
-    return rmsnorm_inputs(c) | {"bias": c.randn("C")}
-
-
-def residual_layernorm_inputs(c: Case) -> Inputs:
-    return {
-        "x": c.randn("N", "C"),
-        "residual": c.randn("N", "C"),
-        "weight": c.randn("C"),
-        "bias": c.randn("C"),
-    }
-
-
-def gelu_inputs(c: Case) -> Inputs:
-    return {"x": c.randn("N", "F"), "bias": c.randn("F")}
+def normal(**shapes: str) -> Callable[[Case], Inputs]:
+    """Inputs by their dimensions, normally distributed."""
+    return lambda c: {name: c.randn(*shape.split()) for name, shape in shapes.items()}
 
 
 def precompute_cis_inputs(c: Case) -> Inputs:
@@ -78,35 +59,27 @@ def rope_inputs(c: Case) -> Inputs:
     return {"x": c.randn("B", "T", "NH", "HD"), "cis": cis, "cos": cos, "sin": sin}
 
 
-def qk_norm_rope_inputs(c: Case) -> Inputs:
-    return rope_inputs(c) | {"weight": c.randn("HD")}
+def linear_inputs(c: Case, x: str = "x", rows: str = "F") -> Inputs:
+    """The product has a variance of 1."""
+    return {x: c.randn("N", "C"), "weight": c.randn(rows, "C") * c.size["C"] ** -0.5}
 
 
-def repeat_kv_inputs(c: Case) -> Inputs:
-    return {"x": c.randn("B", "T", "NKV", "HD"), "dout": c.randn("B", "T", "NH", "HD")}
-
-
-def attention_inputs(c: Case) -> Inputs:
-    k, v = (c.randn("B", "T", "NKV", "HD") for _ in range(2))
-    return {"q": c.randn("B", "T", "NH", "HD"), "k": k, "v": v}
-
-
-def swiglu_inputs(c: Case) -> Inputs:
-    return {"gate_up": c.randn("N", 2 * c.size["F"])}
-
-
-def cross_entropy_inputs(c: Case) -> Inputs:
-    return {"logits": c.randn("N", "V"), "targets": c.targets()}
-
-
-def linear_inputs(c: Case) -> Inputs:
-    return {"x": c.randn("N", "C"), "weight": c.randn("F", "C") * c.size["C"] ** -0.5}
-
-
-def linear_cross_entropy_inputs(c: Case) -> Inputs:
-    hidden, weight = c.randn("N", "C"), c.randn("V", "C") * c.size["C"] ** -0.5  # logits of variance 1
-    return {"hidden": hidden, "weight": weight, "targets": c.targets()}
-
+INPUTS: dict[str, Callable[[Case], Inputs]] = {
+    "rmsnorm": normal(x="N C", weight="C"),
+    "residual_rmsnorm": normal(x="N C", weight="C", residual="N C"),
+    "layernorm": normal(x="N C", weight="C", bias="C"),
+    "residual_layernorm": normal(x="N C", residual="N C", weight="C", bias="C"),
+    "precompute_cis": precompute_cis_inputs,
+    "rope": rope_inputs,
+    "qk_norm_rope": lambda c: rope_inputs(c) | {"weight": c.randn("HD")},
+    "repeat_kv": normal(x="B T NKV HD", dout="B T NH HD"),
+    "attention": normal(k="B T NKV HD", v="B T NKV HD", q="B T NH HD"),
+    "swiglu": lambda c: {"gate_up": c.randn("N", 2 * c.size["F"])},
+    "gelu": normal(x="N F", bias="F"),
+    "cross_entropy": lambda c: {"logits": c.randn("N", "V"), "targets": c.targets()},
+    "linear": linear_inputs,
+    "linear_cross_entropy": lambda c: linear_inputs(c, "hidden", "V") | {"targets": c.targets()},
+}
 
 # Functions: parameters are inputs by name.
 
@@ -177,5 +150,5 @@ def swiglu(gate_up):
     return reference.swiglu(gate_up)
 
 
-def mean_cross_entropy(logits, targets):
+def cross_entropy(logits, targets):
     return reference.cross_entropy(logits, targets).mean()

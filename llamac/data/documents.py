@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from llamac.base.errors import InputError, requires
+from llamac.base.errors import InputError, first_line, requires
 from llamac.base.files import flaw
 from llamac.data import hub, megatron
 from llamac.data.block import Block, Piece, field_names, values
@@ -304,7 +304,7 @@ def _batches(file: InputFile, name: str | None, row: int) -> Iterator[tuple[int,
         # Damaged files make pyarrow raise nearly anything: KeyError, UnicodeDecodeError, OverflowError ...
         except Exception as error:
             kind = file.kind.capitalize()
-            raise InputError(f"{file.path}: expected {kind}: {_first_line(error)}") from None
+            raise InputError(f"{file.path}: expected {kind}: {first_line(error)}") from None
 
 
 def _check_batch(batch: Any) -> None:
@@ -324,10 +324,6 @@ def _check_batch(batch: Any) -> None:
             except pyarrow.ArrowInvalid as error:
                 if "UTF8" not in str(error):
                     raise
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _tables(file: InputFile, how: Reading, row: int = 0) -> Iterator[Block]:
@@ -367,20 +363,13 @@ def _streamed(
         yield Block("pieces", file.path, pieces, [number, state])
 
 
-# Token ids
-
-
-def _indexed(file: InputFile, how: Reading, document: int = 0, token: int = 0) -> Iterator[Block]:
-    return megatron.blocks(file.path, BLOCK_BYTES // 4, document, token)
-
-
 _READERS: dict[str, Callable[..., Iterator[Block]]] = {
     "jsonl": _lines,
     "json": _items,
     "parquet": _tables,
     "arrow": _tables,
     "hub": _streamed,
-    "megatron": _indexed,
+    "megatron": lambda file, how, *place: megatron.blocks(file.path, BLOCK_BYTES // 4, *place),
 }
 
 

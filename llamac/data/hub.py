@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from llamac.base.errors import InputError, requires
+from llamac.base.errors import InputError, first_line, requires
 from llamac.data.inputs import InputFile
 
 
@@ -33,9 +33,8 @@ def rows(path: str, field: str, state: dict[str, Any] | None = None) -> Iterator
     except InputError:
         raise
     except Exception as error:  # datasets, huggingface_hub and the network have dozens
-        lines = str(error).splitlines() or [type(error).__name__]
         help = "without a network, fetch its files on another machine and name them"
-        raise InputError(f"{path}: cannot read it from the hub: {lines[0][:200]}; {help}") from None
+        raise InputError(f"{path}: cannot read it from the hub: {first_line(error)}; {help}") from None
 
 
 def _check_field(path: str, field: str, names: list[str]) -> None:

@@ -152,9 +152,9 @@ class Run:
         self._sent = self._named = 0
         self._ended_by = ""
         self._saved = time.monotonic()
-        if not self.resumed:
-            for source in sources:
-                self._note_all(source.refused)
+        for path, reason in [] if self.resumed else [each for source in sources for each in source.refused]:
+            self.left_out[reason.partition(":")[0]] += 1
+            self._note(path, reason)
 
     def make(self, stopped: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Makes the data set; returns its index. If stopped(), saves and raises KeyboardInterrupt."""
@@ -179,9 +179,10 @@ class Run:
 
     def _fill(self, workers: Workers) -> None:
         """Submits blocks while a worker takes one. The window bounds the memory: a block has megabytes."""
+        window = 3 * self.settings.workers + 2 * len(self.feeds)
         while workers.free():
             open_feeds = [feed for feed in self.feeds if feed.more]
-            if not open_feeds or sum(len(feed.waiting) for feed in self.feeds) >= self._window():
+            if not open_feeds or sum(len(feed.waiting) for feed in self.feeds) >= window:
                 return
             mixed = open_feeds[0].source.weight is not None
             feed = min(open_feeds, key=lambda f: len(f.waiting)) if mixed else open_feeds[0]
@@ -194,9 +195,6 @@ class Run:
                 (self._sent, Block(block.kind, block.path, None, block.after, read=block.read))
             )
             self._sent += 1
-
-    def _window(self) -> int:
-        return 3 * self.settings.workers + 2 * len(self.feeds)
 
     def _step(self, workers: Workers) -> bool:
         """Write what one source has next; False: there is nothing more."""
@@ -243,7 +241,9 @@ class Run:
         if again and not feed.given:
             raise InputError(f"{feed.source.name}: expected training documents to repeat, found none")
         if not feed.counted and not again:
-            self._count_left_out(found)
+            self.left_out.update(found.left_out)
+            for path, line, reason in found.named:
+                self._note(f"{path}: line {line}" if line else path, reason)
             feed.counted = True
         mixed = feed.source.weight is not None
         begin, end = feed.used, len(found.ends)
@@ -280,16 +280,6 @@ class Run:
             self.writers[split].append(ids)
             given += len(ids) if split == "train" else 0
         return given
-
-    def _count_left_out(self, found: Encoded) -> None:
-        self.left_out.update(found.left_out)
-        for path, line, reason in found.named:
-            self._note(f"{path}: line {line}" if line else path, reason)
-
-    def _note_all(self, refused: list[tuple[str, str]]) -> None:
-        for path, reason in refused:
-            self.left_out[reason.partition(":")[0]] += 1
-            self._note(path, reason)
 
     def _note(self, where: str, reason: str) -> None:
         if self.settings.strict:

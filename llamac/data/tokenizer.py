@@ -86,10 +86,6 @@ class Tokenizer:
         """Bytes of each id."""
         return [self._bytes[id] for id in range(self.vocab_size)]
 
-    def bytes_of(self, id: int) -> bytes:
-        """Of one id."""
-        return self._bytes[id]
-
     def encode(self, text: str) -> list[int]:
         """Token ids of text; the names of special tokens in it are ordinary text."""
         return self._encoding.encode_ordinary(text)
@@ -104,7 +100,7 @@ class Tokenizer:
         ids = self._encoding.encode(text, allowed_special="all")
         letters = np.frombuffer(text.encode(), np.uint8) & 0xC0 != 0x80  # a byte that begins a character
         before = np.concatenate([[0], np.cumsum(letters)])
-        ends = np.cumsum([0, *(len(self.bytes_of(id)) for id in ids)])  # tokens have the bytes of the text
+        ends = np.cumsum([0, *(len(self._bytes[id]) for id in ids)])  # tokens have the bytes of the text
         inside = ~np.append(letters, True)[ends[:-1]]
         return ids, np.stack([before[ends[:-1]] - inside, before[ends[1:]]], 1)
 
@@ -193,9 +189,8 @@ def load(path: str | Path) -> Any:
         if hash != found.hash:
             raise InputError(f"{found.path}: expected the tokenizer of {path.name} (XXH3_64 {hash:016x})")
         return found
-    if (
-        path.suffix == ".model" and content[:1] == b"\n"
-    ):  # a message of protocol buffers; base64 has no such byte
+    # A message of protocol buffers begins with this byte; base64 has none such.
+    if path.suffix == ".model" and content[:1] == b"\n":
         way = "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of transformers writes it"
         raise InputError(
             f"{path}: expected a rank file, found sentencepiece's: name its tokenizer.json, {way}"

@@ -16,7 +16,7 @@ import numpy as np
 import tiktoken
 import xxhash
 
-from llamac.base.errors import InputError
+from llamac.base.errors import InputError, first_line
 from llamac.base.files import MOST_JSON, parse_json, read_bytes
 from llamac.data import special_tokens, vocabulary
 from llamac.data.bpe import GPT2_SPLIT, LLAMA3_SPLIT, byte_letters, encode_fast, rank_hash
@@ -46,7 +46,7 @@ class JsonTokenizer:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # of no class of its own; a panic of Rust is no Exception
-            raise InputError(f"{path}: expected a tokenizer.json: {_reason(error)}") from None
+            raise InputError(f"{path}: expected a tokenizer.json: {first_line(error)}") from None
         self.backend.no_truncation()
         self.backend.no_padding()
         self.special_tokens = special_tokens.read(path.parent, self.model)
@@ -155,10 +155,6 @@ class JsonTokenizer:
             if self.path.parent.resolve() != folder.resolve():
                 (folder / name).write_bytes(content)
         vocabulary.write(folder / vocabulary.FILE_NAME, self.vocabulary)
-
-
-def _reason(error: BaseException) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
 def load(path: str | Path) -> JsonTokenizer:

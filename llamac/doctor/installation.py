@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from llamac.base.dtypes import fp8_of
+from llamac.base.errors import one_line
 
 OLDEST_TORCH = (2, 11)
 # Libraries by the beginning of their file's name. A process must have the platform's once.
@@ -46,11 +47,6 @@ def failed(what: str, found: str, expected: str, advice: str) -> Line:
 
 def skipped(what: str, found: str) -> Line:
     return Line(what, found, skipped=True)
-
-
-def one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
 
 
 # ---- torch

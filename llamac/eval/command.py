@@ -86,19 +86,16 @@ def prepare(encoder: PairEncoder, args: argparse.Namespace) -> None:
     """A file of questions for each task."""
     own = encoder.tokenizer
     hash = data_hash(own)
-    try:
-        args.prepare.mkdir(parents=True, exist_ok=True)
-        for task in tasks.named(args.tasks):
-            questions = _questions(task, args)
-            made = [
-                asked.Asked([encoder.encode_pair(*pair) for pair in q.pairs], q.gold, q.lengths)
-                for q in questions
-            ]
-            path = args.prepare / f"{task.name}{asked.SUFFIX}"
-            asked.write(path, asked.Questions(made, own.vocab_size, hash))
-            print(f"{path}: {len(made):,} questions")
-    except OSError as error:
-        raise InputError(f"{error.filename}: {error.strerror}") from None
+    args.prepare.mkdir(parents=True, exist_ok=True)
+    for task in tasks.named(args.tasks):
+        questions = _questions(task, args)
+        made = [
+            asked.Asked([encoder.encode_pair(*pair) for pair in q.pairs], q.gold, q.lengths)
+            for q in questions
+        ]
+        path = args.prepare / f"{task.name}{asked.SUFFIX}"
+        asked.write(path, asked.Questions(made, own.vocab_size, hash))
+        print(f"{path}: {len(made):,} questions")
 
 
 def _bar(total: int, what: str) -> Callable[[int], object]:

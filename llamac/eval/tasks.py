@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamac.base.arguments import split_list
-from llamac.base.errors import InputError, requires
+from llamac.base.errors import InputError, first_line, requires
 from llamac.base.files import excerpt
 from llamac.data.documents import whole_rows
 from llamac.data.inputs import describe
@@ -31,14 +31,12 @@ class Question:
 @dataclass(frozen=True)
 class Task:
     """question: of a row, raising KeyError, ValueError, TypeError, AttributeError or IndexError for a row of
-    another format. split: whose files are read. hub: (data set, configuration) there. fields: of a row, for
-    messages."""
+    another format. split: whose files are read. hub: NAME or NAME:CONFIG there."""
 
     name: str
     question: Callable[[dict], Question]
     split: str
-    hub: tuple[str, str | None]
-    fields: str
+    hub: str
 
 
 def _choices(context: str, choices: list[str], gold: int, normed: bool = True, group: str = "") -> Question:
@@ -83,35 +81,23 @@ def _mmlu(row: dict) -> Question:
     return _choices(intro + context, list("ABCD"), int(row["answer"]), False, subject)
 
 
-TASKS = {
-    task.name: task
-    for task in (
-        Task(
-            "hellaswag",
-            _hellaswag,
-            "validation",
-            ("Rowan/hellaswag", None),
-            "activity_label, ctx_a, ctx_b, endings, label",
-        ),
-        Task("arc_easy", _arc, "test", ("allenai/ai2_arc", "ARC-Easy"), "question, choices, answerKey"),
-        Task(
-            "arc_challenge",
-            _arc,
-            "test",
-            ("allenai/ai2_arc", "ARC-Challenge"),
-            "question, choices, answerKey",
-        ),
-        Task("piqa", _piqa, "validation", ("baber/piqa", None), "goal, sol1, sol2, label"),
-        Task(
-            "winogrande",
-            _winogrande,
-            "validation",
-            ("allenai/winogrande", "winogrande_xl"),
-            "sentence, option1, option2, answer",
-        ),
-        Task("mmlu", _mmlu, "test", ("cais/mmlu", "all"), "question, choices, answer, subject"),
-    )
+# For messages: the fields of a row.
+_FIELDS: dict[Callable[[dict], Question], str] = {
+    _hellaswag: "activity_label, ctx_a, ctx_b, endings, label",
+    _arc: "question, choices, answerKey",
+    _piqa: "goal, sol1, sol2, label",
+    _winogrande: "sentence, option1, option2, answer",
+    _mmlu: "question, choices, answer, subject",
 }
+_TASKS = (
+    Task("hellaswag", _hellaswag, "validation", "Rowan/hellaswag"),
+    Task("arc_easy", _arc, "test", "allenai/ai2_arc:ARC-Easy"),
+    Task("arc_challenge", _arc, "test", "allenai/ai2_arc:ARC-Challenge"),
+    Task("piqa", _piqa, "validation", "baber/piqa"),
+    Task("winogrande", _winogrande, "validation", "allenai/winogrande:winogrande_xl"),
+    Task("mmlu", _mmlu, "test", "cais/mmlu:all"),
+)
+TASKS = {task.name: task for task in _TASKS}
 GROUPS = {"arc": ("arc_easy", "arc_challenge")}
 
 
@@ -136,13 +122,11 @@ def read(task: Task, folder: Path) -> Iterator[Question]:
 def from_hub(task: Task) -> Iterator[Question]:
     """The questions of the hub's data set, which the package datasets downloads."""
     datasets = requires("datasets", f"{task.name} without --data")
-    name, configuration = task.hub
+    name, _, configuration = task.hub.partition(":")
     try:
-        found = datasets.load_dataset(name, configuration, split=task.split)
+        found = datasets.load_dataset(name, configuration or None, split=task.split)
     except Exception as error:  # what datasets raises has no class of its own
-        raise InputError(
-            f"{name}: cannot load: {str(error).splitlines()[0][:200]}; --data takes a copy"
-        ) from None
+        raise InputError(f"{name}: cannot load: {first_line(error)}; --data takes a copy") from None
     yield from _questions(task, found, name)
 
 
@@ -152,7 +136,7 @@ def _questions(task: Task, rows: Iterable[dict], where: str) -> Iterator[Questio
         try:
             yield task.question(row)
         except (KeyError, ValueError, TypeError, AttributeError, IndexError):
-            expected = f"a row of {task.name} ({task.fields})"
+            expected = f"a row of {task.name} ({_FIELDS[task.question]})"
             raise InputError(f"{where}: row {number}: expected {expected}, found {excerpt(row)}") from None
     if not number:
         raise InputError(f"{where}: expected rows of {task.name}, found none")

@@ -98,10 +98,7 @@ def _bytes(own: Any, ids: np.ndarray) -> int:
 
 
 def _add(
-    scorer: Scorer,
-    total: Total,
-    documents: Sequence[Sequence[int] | np.ndarray],
-    progress: Progress | None,
+    scorer: Scorer, total: Total, documents: Sequence[Sequence[int] | np.ndarray], progress: Progress | None
 ) -> None:
     done = progress(sum(-(-len(ids) // scorer.context) for ids in documents)) if progress else None
     windows = (window for ids in documents if len(ids) for window in scorer.windows(ids))

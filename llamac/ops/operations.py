@@ -25,7 +25,6 @@ from llamac.base import extension
 from llamac.model.config import RopeScaling, rope_frequencies
 from llamac.ops import fp8
 from llamac.ops.fp8 import DelayedScaling
-from llamac.profile import flops
 
 extension.load()
 _ops = torch.ops.llamac
@@ -468,26 +467,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
 # whole squares. Operands are given as their shapes.
 
 
+def _attention_flops(q: torch.Size, k: torch.Size, products: int) -> int:
+    B, T, NH, HD = q
+    return products * 2 * B * NH * T * k[1] * HD
+
+
 @register_flop_formula(_ops.attention_forward)
 def _(q, k, *_, **__):
-    return round(flops.attention_forward((q,), causal=False, keys=k[1]))
+    return _attention_flops(q, k, 2)
 
 
 @register_flop_formula(_ops.attention_backward)
 def _(dout, out, lse, q, k, *_, **__):
-    return round(flops.attention_backward((dout,), causal=False, keys=k[1]))
+    return _attention_flops(q, k, 5)
 
 
 @register_flop_formula(_ops.linear_cross_entropy)
 def _(hidden, weight, targets, ignore_index, mean, chunk_bytes, *wanted, **__):
-    return round((1 + sum(wanted)) * flops.matmul_forward((hidden, weight)))
+    return (1 + sum(wanted)) * 2 * hidden.numel() * weight[0]
 
 
-for _product in (_ops.scaled_matmul, _ops.scaled_matmul_rows):
-    register_flop_formula(_product)(lambda *shapes, **__: round(flops.matmul_forward(shapes)))
-for _name in ("matmul_forward", "matmul_backward_input", "matmul_backward_weight"):
-    _formula = getattr(flops, _name)
-    register_flop_formula(getattr(_ops, _name))(lambda *shapes, f=_formula, **__: round(f(shapes)))
+for _name in ("matmul_forward", "scaled_matmul", "scaled_matmul_rows"):
+    register_flop_formula(getattr(_ops, _name))(lambda x, weight, *_, **__: 2 * x.numel() * weight[0])
+for _name in ("matmul_backward_input", "matmul_backward_weight"):
+    register_flop_formula(getattr(_ops, _name))(lambda dout, other, *_, **__: 2 * dout.numel() * other[-1])
 
 
 __all__ = [

@@ -1,1 +1,1 @@
-"""Profiles: reports, PyTorch's profiler, measured and published rates, FLOPs."""
+"""Profiles: reports, PyTorch's profiler, measured and published rates."""

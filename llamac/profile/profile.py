@@ -246,7 +246,7 @@ def _about_row(profile: Profile, row: Row, saved: float) -> str:
     elif by == "compute" and profile.gpu:
         cure += ", tune it for these shapes, count how busy the matrix cores are (docs/profiling.md)"
     return (
-        f"{_label(row)}: {row.seconds * ms:.3f} ms a step, {least / row.seconds:.0%} of its {by} limit; its "
+        f"{label(row)}: {row.seconds * ms:.3f} ms a step, {least / row.seconds:.0%} of its {by} limit; its "
         f"kind reaches {usual:.0%}: {saved * ms:.3f} ms ({saved / profile.seconds:.1%} of the step) to "
         f"win{blame}. Next: {cure}."
     )
@@ -256,14 +256,14 @@ def _about_other(profile: Profile, seconds: float) -> str:
     """What the work of no category is: it has no limit to be judged by."""
     rows = (row for row in profile.rows if category(row.operation) == OTHER)
     largest = sorted(rows, key=lambda row: -row.seconds)[:3]
-    names = ", ".join(f"{_label(row)} {row.seconds / profile.seconds:.1%}" for row in largest)
+    names = ", ".join(f"{label(row)} {row.seconds / profile.seconds:.1%}" for row in largest)
     return (
         f"{OTHER}: {seconds / profile.seconds:.1%} of the step is work of no known operation, without a "
         f"limit to judge it by; the largest: {names}. Next: find its caller in trace.json."
     )
 
 
-def _label(row: Row) -> str:
+def label(row: Row) -> str:
     return f"{row.operation} ({row.variant})" if row.variant else row.operation
 
 

@@ -2,14 +2,16 @@
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from llamac import __version__
+from llamac.base.errors import InputError
 from llamac.base.log import is_number
+from llamac.profile import profile as profiles
 from llamac.report.log import NOT_FLAGS, RunLog, points, spread
-from llamac.report.profile import picture
 from llamac.report.reduce import Curve, difference, kept, rounded, stretches
 from llamac.report.summary import live, rank_events, readings_of, summary
 
@@ -41,7 +43,7 @@ RANK_READINGS = (
     "cpu_percent",
     "rss_gib",
 )
-_MOST_SAMPLES, _MOST_TEXT, _MOST_EVENTS, _MOST_RUNS_EVENTS, _MOST_READINGS = 12, 4000, 100, 100, 100
+_MOST_SAMPLES, _MOST_TEXT, _MOST_EVENTS, _MOST_READINGS, _MOST_OPERATIONS = 12, 4000, 100, 100, 24
 
 
 def report(runs: dict[str, RunLog]) -> dict:
@@ -80,7 +82,7 @@ def _run(label: str, log: RunLog, first: RunLog | None) -> dict:
     for name, found in more.items():
         if len(found[0]):
             curves[name] = _curve(np.asarray(found[0]), np.asarray(found[1]), smoothed=False)
-    profile, problem = picture(log.path.parent / "profile.json")
+    profile, problem = _profile(log.path.parent / "profile.json")
     return {
         "label": label,
         "summary": summary(log),
@@ -155,6 +157,45 @@ def _samples(log: RunLog) -> list[list]:
     return spread(found, _MOST_SAMPLES)
 
 
+# Profile
+
+
+def _profile(path: Path) -> tuple[dict | None, str]:
+    """The time of each operation and its lower limit; or None, and why."""
+    if not path.exists():
+        return None, "the run had no --profile"
+    try:
+        profile = profiles.read(path)
+    except InputError as error:
+        return None, str(error)
+    ms = 1e3 / profile.steps
+    rows = []
+    for row in sorted(profile.rows, key=lambda row: -row.seconds)[:_MOST_OPERATIONS]:
+        least = profiles.limit(profile, row)
+        rows.append(
+            {
+                "name": profiles.label(row),
+                "category": profiles.category(row.operation),
+                "ms": round(row.seconds * ms, 5),
+                "share": round(row.seconds / profile.seconds, 5),
+                "calls": round(row.calls / profile.steps, 2),
+                "limit_ms": round(least[0] * ms, 5) if least else None,
+                "by": least[1] if least else "",
+            }
+        )
+    return {
+        "title": profiles.headline(profile),
+        "rows": rows,
+        "others": max(0, len(profile.rows) - _MOST_OPERATIONS),
+        "shares": [
+            [name, round(seconds * ms, 5), round(seconds / profile.seconds, 5)]
+            for name, seconds in profiles.shares(profile).items()
+            if seconds > 0
+        ],
+        "advice": profiles.advice(profile),
+    }, ""
+
+
 # Events
 
 
@@ -167,7 +208,7 @@ def _events(log: RunLog) -> list[list]:
         found = [e for e in log.of(kind) if type(e.get("step")) is int]
         rows += [[e["step"], str(e.get("time", "")), kind, describe(e)] for e in spread(found, _MOST_EVENTS)]
     runs, starts = log.of("run"), log.of("start")
-    for k, event in enumerate(runs[:_MOST_RUNS_EVENTS]):
+    for k, event in enumerate(runs[:_MOST_EVENTS]):
         kind = "resume" if event.get("origin") == "resumed" else "start"
         text = " · ".join(str(event[key]) for key in ("device", "host", "version", "from") if event.get(key))
         if k and k < len(starts):

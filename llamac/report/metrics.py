@@ -50,38 +50,27 @@ class Row:
 def rows(log: RunLog, after: int = -1) -> Iterator[Row]:
     """In the order of steps, those behind `after`. Numbers that are not finite are left out. Rates are
     divided by the ranks in the log, 1 in a log that does not say."""
-    step = log.columns["step"]
-    first = int(np.searchsorted(step, after, side="right"))
+    first = int(np.searchsorted(log.columns["step"], after, side="right"))
     ranks = log.of_run("ranks")
     ranks = np.where(ranks >= 1, ranks, 1.0)[first:]
-    names = [*STEP_METRICS, TOKENS]
-    columns = [
-        log.columns[column][first:] * factor / (ranks if per_device else 1)
-        for column, factor, per_device in STEP_METRICS.values()
-    ]
-    columns.append(log.tokens()[first:])
-    known = [k for k, values in enumerate(columns) if np.isfinite(values).any()]
-    begin, hours = _begin(log), log.hours()
-    extra = _extra(log, after)
-    waiting = sorted(extra, reverse=True)  # steps with something besides the step's own numbers
-    for number, at, *values in zip(
-        step[first:].tolist(), hours[first:].tolist(), *(columns[k].tolist() for k in known)
-    ):
-        while waiting and waiting[-1] < number:
-            early = waiting.pop()
-            yield _row(early, begin + 3600 * at, {}, extra[early])
-        if waiting and waiting[-1] == number:
-            waiting.pop()
-        numbers = {names[k]: value for k, value in zip(known, values) if not math.isnan(value)}
-        yield _row(int(number), begin + 3600 * at, numbers, extra.get(int(number), {}))
-    last = begin + 3600 * (float(hours[-1]) if hours.size else 0.0)
-    for late in reversed(waiting):
-        yield _row(late, last, {}, extra[late])
-
-
-def _row(step: int, seconds: float, numbers: dict, extra: dict) -> Row:
-    texts = {name: value for name, value in extra.items() if isinstance(value, str)}
-    return Row(step, seconds, numbers | {n: v for n, v in extra.items() if n not in texts}, texts)
+    columns = {
+        name: log.columns[column][first:] * factor / (ranks if per_device else 1)
+        for name, (column, factor, per_device) in STEP_METRICS.items()
+    }
+    columns[TOKENS] = log.tokens()[first:]
+    known = {name: values.tolist() for name, values in columns.items() if np.isfinite(values).any()}
+    steps, extra = log.columns["step"][first:], _extra(log, after)
+    every = sorted({*steps.astype(int).tolist(), *extra})
+    # What is between two steps has the time of the later one; what is behind all, that of the last.
+    hours = np.append(log.hours()[first:], log.hours()[-1:])
+    begin = _begin(log)
+    for number, k in zip(every, np.searchsorted(steps, every).tolist()):
+        found = extra.get(number, {})
+        texts = {name: value for name, value in found.items() if isinstance(value, str)}
+        if k < steps.size and steps[k] == number:
+            found = {name: values[k] for name, values in known.items() if not math.isnan(values[k])} | found
+        numbers = {name: value for name, value in found.items() if name not in texts}
+        yield Row(number, begin + 3600 * float(hours[k]) if hours.size else begin, numbers, texts)
 
 
 def _extra(log: RunLog, after: int) -> dict[int, dict]:

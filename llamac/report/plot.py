@@ -2,9 +2,11 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import cycle, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,24 +49,11 @@ def series(events: list[dict], event: str, field: str) -> tuple[list[int], list[
 
 def draw(events: list[dict], path: Path) -> None:
     """Losses over the learning rate as a PNG; with panels of saturated fp8 values and evaluations, if any."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import MaxNLocator
-
-    with plt.rc_context(STYLE):
-        shares = series(events, "saturated", "share")
-        tasks = sorted({e.get("task") or "" for e in events if e.get("event") == "evaluation"})
-        panels = 2 + bool(shares[0]) + bool(tasks)
-        figure, (top, bottom, *more) = plt.subplots(
-            panels,
-            1,
-            figsize=(WIDTH, 2.9 + 1.1 * panels),
-            sharex=True,
-            height_ratios=(3.4, 1, 1, 1)[:panels],
-            layout="constrained",
-        )
+    shares = series(events, "saturated", "share")
+    tasks = sorted({e.get("task") or "" for e in events if e.get("event") == "evaluation"})
+    panels = 2 + bool(shares[0]) + bool(tasks)
+    size = WIDTH, 2.9 + 1.1 * panels
+    with drawing(path, size, (3.4, 1, 1, 1)[:panels], sharex=True) as (figure, (top, bottom, *more)):
         steps, losses = series(events, "step", "loss")
         top.plot(steps, losses, color=_BLUE, alpha=0.3, linewidth=0.8)
         top.plot(steps, smooth(np.array(losses)), color=_BLUE, linewidth=1.8, label="training")
@@ -96,19 +85,13 @@ def draw(events: list[dict], path: Path) -> None:
             # Above the panel, which is too low to have room beside its curves.
             more[-1].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderpad=0)
         (more or [bottom])[-1].set_xlabel("step")
-        bottom.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+        bottom.locator_params("x", steps=[1, 2, 5, 10], integer=True)
         figure.align_ylabels()
-        save(figure, path)
-        plt.close(figure)
 
 
 def draw_beside(runs: dict[str, list[dict]], path: Path) -> None:
     """The losses of several runs, and their differences to the first one's: training smoothed and thin,
     validation with points. A PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
     def add(panel, training, validation, look: dict, label: str | None = None) -> None:
         panel.plot(training[0], smooth(np.array(training[1])), alpha=0.5, linewidth=1, **look)
@@ -119,17 +102,9 @@ def draw_beside(runs: dict[str, list[dict]], path: Path) -> None:
     differences = {n: [difference(*both) for both in zip(losses[n], losses[first])] for n in others}
     panels = 1 + any(steps.size for found in differences.values() for steps, _ in found)
     looks = dict(zip(runs, cycle(_LOOKS)))
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(
-            panels,
-            1,
-            figsize=(WIDTH, 2.4 + 1.6 * panels + 0.1 * len(runs)),
-            sharex=True,
-            squeeze=False,
-            height_ratios=(2, 1)[:panels],
-            layout="constrained",
-        )
-        top, bottom = axes[0][0], axes[-1][0]
+    size = WIDTH, 2.4 + 1.6 * panels + 0.1 * len(runs)
+    with drawing(path, size, (2, 1)[:panels], sharex=True) as (figure, axes):
+        top, bottom = axes[0], axes[-1]
         for name, (training, validation) in losses.items():
             last = f", {validation[1][-1]:.4f}" if validation[1] else ""
             add(top, training, validation, looks[name], name + last)
@@ -141,16 +116,28 @@ def draw_beside(runs: dict[str, list[dict]], path: Path) -> None:
             bottom.set_ylabel(f"minus that of\n{first}", parse_math=False)
         bottom.set_xlabel("step")
         figure.legend(title="validation, last", loc="outside lower left", ncols=3, alignment="left")
-        save(figure, path)
-        plt.close(figure)
 
 
-def save(figure, path: Path) -> None:
-    """The PNG of a matplotlib figure in 64 colors, a third of the size of all of them."""
+@contextmanager
+def drawing(
+    path: Path, size: tuple[float, float], heights: Sequence[float], **how: Any
+) -> Iterator[tuple[Any, list]]:
+    """A matplotlib figure, of so many inches, and its panels of these relative heights. At the end a PNG in
+    64 colors, a third of the size of all of them.
+    """
+    import matplotlib
     from PIL import Image  # matplotlib needs it, too
 
-    content = io.BytesIO()
-    figure.savefig(content, format="png")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context(STYLE):
+        how |= {"height_ratios": heights, "squeeze": False, "layout": "constrained"}
+        figure, panels = plt.subplots(len(heights), figsize=size, **how)
+        yield figure, list(panels[:, 0])
+        content = io.BytesIO()
+        figure.savefig(content, format="png")
+        plt.close(figure)
     Image.open(content).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llamac.base.arguments import Parser
 from llamac.base.errors import InputError, printable
-from llamac.base.files import open_file, parse_json, write_text
+from llamac.base.files import open_file, parse_json
 from llamac.base.version import provenance_text
 
 FORMAT = "llamac validation 1"
@@ -67,7 +67,8 @@ def render(validation: Validation) -> str:
     """The machine, each stage's result, the failures, and the tables of the benchmarks."""
     results, texts = validation.results, validation.texts
     devices = results["devices"]
-    parts = [f"# {device_of(results)}\n\nValidation of {provenance_text(results)}; {results['system']}."]
+    title = devices[0] if devices else results["platform"]
+    parts = [f"# {title}\n\nValidation of {provenance_text(results)}; {results['system']}."]
     parts.append("```\n" + "\n".join(results["program"]) + "\n```")
     if len(devices) > 1:
         parts.append("\n".join(f"- device {number}: {device}" for number, device in enumerate(devices)))
@@ -91,10 +92,6 @@ def render(validation: Validation) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def device_of(results: dict) -> str:
-    return results["devices"][0] if results["devices"] else results["platform"]
-
-
 def main(arguments: list[str]) -> None:
     parser = Parser("report validation", "Render the archive of `make validate` as markdown.")
     parser.add_argument("archive", type=Path, metavar="FILE", help="validation.tar.gz")
@@ -104,5 +101,5 @@ def main(arguments: list[str]) -> None:
     if not args.to:
         print(printable(text), end="")
         return
-    write_text(args.to, text)
+    args.to.write_text(text, encoding="utf-8")
     print(args.to)

@@ -245,8 +245,6 @@ def prepare(
             write_bin(partial / f"{split}_000.bin", words, encoder.config.vocab_size, own.hash, packed=T)
             print(f"{folder}: {split}: {len(words) // T:,} sequences of {T} tokens, {held:.1%} full")
         partial.rename(folder)
-    except OSError as error:
-        raise InputError(f"{error.filename}: {error.strerror}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -290,20 +290,17 @@ def refuse(search: Search, devices: int) -> InputError:
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser("plan", __doc__)
-    parser.add_argument(
-        "--model", help="preset or Hugging Face directory; a preset's configuration is the base"
-    )
-    parser.add_argument("--config", help="TOML file whose other flags the plan keeps")
-    parser.add_argument("--devices", type=int, default=1, metavar="N", help="number of devices [1]")
-    parser.add_argument("--device", default="mi300x", help="their name, for example h200 [mi300x]")
-    parser.add_argument("--device-memory", default="", metavar="SIZE", help="memory of each [the device's]")
+    add = parser.add_argument
+    add("--model", help="preset or Hugging Face directory; a preset's configuration is the base")
+    add("--config", help="TOML file whose other flags the plan keeps")
+    add("--devices", type=int, default=1, metavar="N", help="number of devices [1]")
+    add("--device", default="mi300x", help="their name, for example h200 [mi300x]")
+    add("--device-memory", default="", metavar="SIZE", help="memory of each [the device's]")
     parser.integer("--devices-per-node", "devices of a machine [8]", 8)
-    parser.add_argument(
-        "--tokens", help="training tokens, for example 100B [--config's steps, or 20 per parameter]"
-    )
-    parser.add_argument("--seq-len", type=int, metavar="N", help="tokens per sequence")
-    parser.add_argument("--total-batch-size", type=int, metavar="N", help="tokens per optimizer step")
-    parser.add_argument("--out", metavar="FILE", help="writes the first plan as a configuration")
+    add("--tokens", help="training tokens, for example 100B [--config's steps, or 20 per parameter]")
+    add("--seq-len", type=int, metavar="N", help="tokens per sequence")
+    add("--total-batch-size", type=int, metavar="N", help="tokens per optimizer step")
+    add("--out", metavar="FILE", help="writes the first plan as a configuration")
     args = parser.parse_args(argv)
     if not 1 <= args.devices <= MOST_DEVICES:
         raise InputError(f"--devices: expected 1 to {MOST_DEVICES}, found {args.devices}")
@@ -349,9 +346,5 @@ def main() -> None:
         chosen["warmup-steps"] = min(values["warmup-steps"], steps)
         estimate = plan_table(search, [best], steps)
         title = f"{fill(head, WIDTH)}\n\n{estimate}\n\n{fill(e['assumptions'], WIDTH)}"
-        text = toml(chosen, title.splitlines())
-        try:
-            Path(args.out).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{args.out}: {error.strerror}") from None
+        Path(args.out).write_text(toml(chosen, title.splitlines()), encoding="utf-8")
         print(f"written: {args.out}; ./train_llama3 --config {args.out} trains with it")

@@ -78,9 +78,7 @@ def shard(model: nn.Module, o: Options, device: str) -> None:
             block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False)
         fully_shard(block, **how)
     order = blocks
-    if (
-        not model.config.tie_word_embeddings
-    ):  # else the embedding is the head's as well, and stays with the model
+    if not model.config.tie_word_embeddings:  # else it is the head's, too, and stays with the model
         fully_shard(model.model.embed_tokens, **how)
         fully_shard([model.model.norm, model.lm_head], **how, reshard_after_forward=False)
         order = [model.model.embed_tokens, *blocks, model.model.norm]

@@ -29,7 +29,7 @@ from llamac.training.schedule import learning_rate
 PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
 TEST_MODELS = sorted((ROOT / "tests/models").glob("*.json"))
 LLAMA = ROOT / "configs/models/llama3.1-70b-proxy.json"
-WRITTEN_TWICE = ["architectures", "config", "files", "flops", "random", "schedule", "tokens", "tolerance"]
+WRITTEN_TWICE = ["architectures", "config", "files", "random", "schedule", "tokens", "tolerance"]
 MISTRAL = {"model_type": "mistral"}
 QWEN2 = {"model_type": "qwen2", "num_key_value_heads": 3, "use_sliding_window": True}
 QWEN3 = QWEN2 | {"model_type": "qwen3"}

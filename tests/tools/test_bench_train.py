@@ -296,7 +296,7 @@ REFUSED = {
     "--only=llamac,torch": "some of llamac, other, ops, compile, eager, script, .*, dtensor, found torch",
     "--other=/nowhere": "--other: expected a folder with train_llama3",
     "--build=/nowhere": "--build /nowhere: expected train_llama3 in it",
-    "--rounds=0": "--rounds, --steps: expected at least 1",
+    "--rounds=0": "--rounds: expected at least 1, found 0",
 }
 
 

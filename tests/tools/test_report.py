@@ -352,7 +352,7 @@ def test_the_command(tmp_path, monkeypatch, capsys, library):
     assert capsys.readouterr().out.strip() == str(tmp_path / "a/report.html")
     program_of(monkeypatch, tmp_path / "a/log.jsonl", tmp_path / "a", "--to", tmp_path / "two.html")
     assert "/a (1)" in (tmp_path / "two.html").read_text()
-    with pytest.raises(InputError, match="cannot write"):
+    with pytest.raises(FileNotFoundError, match=r"none/x\.html"):
         program_of(monkeypatch, tmp_path / "a", "--to", tmp_path / "none/x.html")
     for wrong in (
         ["--follow"],

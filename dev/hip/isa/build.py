@@ -8,8 +8,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-from compiler import ROOT, Compiler  # noqa: E402
+from compiler import ROOT, Compiler, Error, program_parser, run, start  # noqa: E402
 
+__all__ = ["HERE", "LIBRARIES", "ROOT", "Compiler", "Error", "program_parser", "run", "start", "tool"]
 LIBRARIES = ROOT / "build/isa_libraries"
 OPENBLAS = "openblas-openmp"  # Debian's folder of the OpenMP build
 
@@ -18,10 +19,6 @@ OPENBLAS = "openblas-openmp"  # Debian's folder of the OpenMP build
 def tool(name: str) -> str:
     """A program of the compiler's LLVM."""
     return Compiler().tool(name)
-
-
-def objects_of(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.o"))
 
 
 def build(folder: Path, program: bool = False) -> None:
@@ -36,7 +33,7 @@ def build(folder: Path, program: bool = False) -> None:
     below = [*clang.parents, *clang.resolve().parents]
     headers = next(p / "include" for p in below if (p / "include/hip/hip_runtime.h").exists())
 
-    def run(*command: str | Path, **keywords) -> None:
+    def call(*command: str | Path, **keywords) -> None:
         subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, **keywords)
 
     environment = os.environ | {"HIPCXX": str(clang)}
@@ -50,16 +47,16 @@ def build(folder: Path, program: bool = False) -> None:
         "-DLLAMAC_NCCL=OFF",
         "-DCMAKE_DISABLE_FIND_PACKAGE_hipblaslt=ON",
     )
-    run("cmake", "-S", ROOT, "-B", objects, *configure, env=environment)
+    call("cmake", "-S", ROOT, "-B", objects, *configure, env=environment)
     targets = ["llamac_operations", *(["llamac"] if program else [])]
-    run("cmake", "--build", objects, "--parallel", "2", "--target", *targets, env=environment)
+    call("cmake", "--build", objects, "--parallel", "2", "--target", *targets, env=environment)
 
     common = ["-std=c++20", "-fPIC", "-fopenmp", "-DLLAMAC_AMD"]
     common += [f"-I{include}" for include in (ROOT / "csrc", ROOT, HERE.parent, ROOT / "tests")]
     host = [*common, "-D__HIP_PLATFORM_AMD__=1", "-idirafter", str(headers), f"-I{objects}/generated"]
     device = [*common, "-x", "hip", "--offload-arch=gfx942", *compiler.flags]
     runtime = folder / "libamdhip64.so"
-    run(clang, "-shared", *host, "-O1", HERE / "fake_hip.cpp", f"-Wl,-soname,{runtime.name}", "-o", runtime)
+    call(clang, "-shared", *host, "-O1", HERE / "fake_hip.cpp", f"-Wl,-soname,{runtime.name}", "-o", runtime)
     sources: list[tuple[list[str], Path, str]] = [
         (host, HERE / "bridge.cpp", ""),
         (host, ROOT / "tests/ops/check_operations.cpp", "check_operations_main"),
@@ -71,11 +68,13 @@ def build(folder: Path, program: bool = False) -> None:
     for flags, source, main in sources:
         output = folder / f"{source.stem}.o"
         rename = [f"-Dmain={main}"] if main else []
-        run(clang, *flags, "-O2", *rename, "-c", source, "-o", output)
+        call(clang, *flags, "-O2", *rename, "-c", source, "-o", output)
         linked.append(output)
     for target in targets:
-        linked += [o for o in objects_of(objects) if f"{target}.dir" in o.parts]  # a target's in its folder
+        linked += [
+            o for o in sorted(objects.rglob("*.o")) if f"{target}.dir" in o.parts
+        ]  # a target's in its folder
     multiarch = subprocess.run(["c++", "-print-multiarch"], capture_output=True, text=True).stdout.strip()
     blas = ["-L", f"/usr/lib/{multiarch}/{OPENBLAS}", "-lopenblas"]
     libraries = ["-L", str(folder), f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN", "-lxxhash", *blas, "-ldl"]
-    run(clang, "-shared", *linked, "-fopenmp", *libraries, "-o", folder / "libllamac.so")
+    call(clang, "-shared", *linked, "-fopenmp", *libraries, "-o", folder / "libllamac.so")

@@ -19,35 +19,24 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from build import LIBRARIES, build
+from build import LIBRARIES, Error, build, program_parser, start
 
 HERE = Path(__file__).resolve().parent
 ORDERS = "forward", "reverse", "random"
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--libraries", type=Path, default=LIBRARIES, help="folder to build in")
-    parser.add_argument("--no-build", action="store_true", help="use the libraries as they are")
-    parser.add_argument("--program", action="store_true", help="link train_llama3 too, for program.py")
-    parser.add_argument(
-        "--only", default="", metavar="REGEX", help="variants whose `operation variant` matches"
-    )
-    parser.add_argument(
-        "--cases", type=int, default=5, help="of each kernel, at least (default: %(default)s)"
-    )
-    parser.add_argument("--quick", action="store_true", help="one order of waves instead of three")
-    parser.add_argument(
-        "--races", action="store_true", help="find LDS accesses that no barrier separates; one order, slow"
-    )
-    parser.add_argument(
-        "--conflicts", type=Path, metavar="FILE", help="write LDS cycles for timing.py; one order, slow"
-    )
-    parser.add_argument(
-        "--compute-units", type=int, default=304, help="of the emulated device (default: %(default)s)"
-    )
+    parser = program_parser(__doc__)
+    add = parser.add_argument
+    add("--libraries", type=Path, default=LIBRARIES, help="folder to build in")
+    add("--no-build", action="store_true", help="use the libraries as they are")
+    add("--program", action="store_true", help="link train_llama3 too, for program.py")
+    add("--only", default="", metavar="REGEX", help="variants whose `operation variant` matches")
+    add("--cases", type=int, default=5, help="of each kernel, at least (default: %(default)s)")
+    add("--quick", action="store_true", help="one order of waves instead of three")
+    add("--races", action="store_true", help="find LDS accesses that no barrier separates; one order, slow")
+    add("--conflicts", type=Path, metavar="FILE", help="write LDS cycles for timing.py; one order, slow")
+    add("--compute-units", type=int, default=304, help="of the emulated device (default: %(default)s)")
     return parser.parse_args()
 
 
@@ -141,7 +130,7 @@ def main() -> int:
             if re.search(options.only, f"{operation} {variant}"):
                 cases.run(operation, variant)
     if not cases.cases:
-        sys.exit(f"check.py: --only: expected it to match `operation variant`, found {options.only!r}")
+        raise Error(f"--only: expected it to match `operation variant`, found {options.only!r}")
     machine, faults = device.machine, cases.wrong
     print(
         f"\n{cases.cases} cases, {cases.wrong} wrong; {len(machine.executed)} kernels; "
@@ -166,4 +155,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

@@ -22,7 +22,7 @@ class Kernel:
 
         self.lds, self.scratch = read(0, "<I"), read(4, "<I")
         self.entry = self.descriptor + read(16, "<q")
-        self.rsrc3, self.rsrc1, self.rsrc2 = read(44, "<I"), read(48, "<I"), read(52, "<I")
+        self.rsrc1, self.rsrc2 = read(48, "<I"), read(52, "<I")
         self.properties, self.preload = read(56, "<H"), read(58, "<H")
         self.explicit = [a for a in meta[".args"] if not a[".value_kind"].startswith("hidden")]
         self.keeps_denormals = (self.rsrc1 >> 16 & 3) == 3

@@ -40,9 +40,8 @@ def corrected(name: str, word: int, lds):
             wave.sgpr[to], wave.sgpr[to + 1] = 0, APERTURE
 
         return shared_base
-    if name.startswith("DS_WRITE_B") and bits(
-        25, 25
-    ):  # from AGPRs; the emulator reads the VGPRs of the same number
+    # From AGPRs; the emulator reads the VGPRs of the same number.
+    if name.startswith("DS_WRITE_B") and bits(25, 25):
         count, offset, addr, data = int(name[10:]) // 32, bits(15, 0), bits(39, 32), bits(47, 40)
 
         def write(wave):

@@ -1,6 +1,5 @@
 """The AMD build in this process: its registry and launchers run unchanged, its kernels on machine.Machine."""
 
-import argparse
 import ctypes
 import os
 import subprocess
@@ -13,7 +12,7 @@ from code_object import Module
 from fp8 import FORMS
 from machine import Machine
 
-from build import HERE, LIBRARIES, tool
+from build import HERE, LIBRARIES, program_parser, tool
 
 sys.path.append(str(HERE.parent))
 from resources import short_name
@@ -160,9 +159,7 @@ class Device:
 
 def device_of_arguments(description: str | None) -> Device:
     """For programs without flags of their own but these."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser(description)
     parser.add_argument("--libraries", type=Path, default=LIBRARIES, help="folder that check.py built")
     parser.add_argument("--compute-units", type=int, default=304, help="of the device (default: %(default)s)")
     options = parser.parse_args()

@@ -7,16 +7,14 @@ A wait decides by an access's age alone, the number of later accesses. So for ea
 any path is all there is to know, and paths are joined where they meet.
 """
 
-import argparse
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from build import tool
+from build import Error, program_parser, start, tool
 
 REGISTER = re.compile(r"\b([vas])(?:(\d+)|\[(\d+):(\d+)\])")
 LOADS = ("global_load", "buffer_load", "scratch_load")
@@ -176,15 +174,12 @@ def parse(text: str) -> Iterator[tuple[str, list[Instruction]]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = program_parser(__doc__)
     parser.add_argument("folder", type=Path, help="of *.hsaco code objects, as check.py leaves them")
     folder = parser.parse_args().folder
     paths = sorted(folder.glob("*.hsaco"))
     if not paths:
-        print(
-            f"hazards.py: {folder}: expected *.hsaco files, found none: check.py writes them", file=sys.stderr
-        )
-        return 2
+        raise Error(f"{folder}: expected *.hsaco files, found none: check.py writes them")
     faults: list[str] = []
     kernels = 0
     for path in paths:
@@ -202,4 +197,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

@@ -7,7 +7,6 @@ Further flags go to the program. Those of train_llama3 are printed: a CPU build 
 comparison. Sizes are multiples of 16, as products in fp8 want them.
 """
 
-import argparse
 import ctypes
 import json
 import os
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from build import LIBRARIES, ROOT
+from build import LIBRARIES, ROOT, program_parser, start
 
 MAIN = {
     "check_operations": "_Z21check_operations_mainiPPc",
@@ -47,9 +46,7 @@ def write_inputs(folder: Path) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser(__doc__)
     parser.add_argument("program", choices=MAIN)
     parser.add_argument("--libraries", type=Path, default=LIBRARIES, help="folder that check.py built")
     parser.add_argument("--order", choices=("forward", "reverse", "random"), default="forward")
@@ -80,4 +77,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

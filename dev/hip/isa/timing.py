@@ -13,7 +13,6 @@ wave's loop, times the waves of a SIMD.
 errors on that one.
 """
 
-import argparse
 import heapq
 import json
 import os
@@ -33,7 +32,7 @@ from timing_kernel import load
 from timing_picture import picture
 from timing_unit import SIMDS, Memory, Numbers, Unit, Wave, numbers, table
 
-from build import ROOT, tool
+from build import ROOT, Error, program_parser, start, tool
 
 CASES = Path(__file__).with_name("timing_cases.toml")
 OURS = ROOT / "build/resources/gfx942"
@@ -531,29 +530,22 @@ def report(found: list[Entry], folder: Path | None) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="", metavar="REGEX", help="kernels whose name matches")
-    parser.add_argument("--fit", action="store_true", help="fit and cross-validate the free numbers")
-    parser.add_argument(
-        "--conflicts", type=Path, metavar="FILE", help="cycles of LDS instructions, by check.py --conflicts"
-    )
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="write a timeline of each kernel")
-    parser.add_argument(
-        "--measure", type=Path, metavar="BUILD", help="time our kernels beside it, on a gfx942"
-    )
-    parser.add_argument("--rates", action="store_true", help="print the rows of configs/tables/devices.toml")
+    parser = program_parser(__doc__)
+    add = parser.add_argument
+    add("--only", default="", metavar="REGEX", help="kernels whose name matches")
+    add("--fit", action="store_true", help="fit and cross-validate the free numbers")
+    add("--conflicts", type=Path, metavar="FILE", help="cycles of LDS instructions, by check.py --conflicts")
+    add("--pictures", type=Path, metavar="FOLDER", help="write a timeline of each kernel")
+    add("--measure", type=Path, metavar="BUILD", help="time our kernels beside it, on a gfx942")
+    add("--rates", action="store_true", help="print the rows of configs/tables/devices.toml")
     options = parser.parse_args()
     conflicts = json.loads(options.conflicts.read_text()) if options.conflicts else {}
     found = list(entries(options.only, conflicts))
     if not found:
-        print(
-            "timing.py: expected code objects in LLAMAC_TIMING_OBJECTS or build/resources, found none: "
-            "`dev/hip/resources.py` makes those of build/resources",
-            file=sys.stderr,
+        raise Error(
+            "expected code objects in LLAMAC_TIMING_OBJECTS or build/resources, found none: "
+            "`dev/hip/resources.py` makes those of build/resources"
         )
-        return 2
     if options.fit:
         for rule in table()["rule"]:
             cross_validate([e for e in found if any(case.ms for case in e.cases)], rule)
@@ -567,4 +559,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

@@ -5,17 +5,12 @@ Compiles a HIP program for gfx942 and runs it; --predict and --source need no GP
 s_memtime, the clock is their number per s_memrealtime's 10 ns.
 """
 
-import argparse
 import subprocess
-import sys
 from pathlib import Path
 
 from timing_unit import SIMDS, Memory, Unit, Wave, decode, numbers, table
 
-from build import HERE
-
-sys.path.append(str(HERE.parent))
-from compiler import Compiler, run
+from build import Compiler, program_parser, run, start
 
 ROUNDS, UNROLLED = 2000, 4
 LDS, MEMORY = "s_waitcnt lgkmcnt(0)", "s_waitcnt vmcnt(0)"
@@ -37,9 +32,8 @@ def several(line: str, count: int, size: int = 1, *rest: str) -> list[str]:
 
 
 ADDS, PRODUCTS = several(ADD, 12), several(SMALL, 4, 4)
-BENCHES: dict[
-    str, list[list[str]]
-] = {  # streams: of all waves, or of the first and the second wave of each SIMD
+# Streams: of all waves, or of the first and the second wave of each SIMD.
+BENCHES: dict[str, list[list[str]]] = {
     "vector, independent": [ADDS],
     "vector, dependent": [[OWN] * 12],
     "exp, independent": [several(EXP, 4)],
@@ -134,9 +128,7 @@ def predicted(streams: list[list[str]], rule: str) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/timing_bench"), help="folder (%(default)s)")
     parser.add_argument("--predict", action="store_true", help="do not measure")
     parser.add_argument("--source", action="store_true", help="print the program")
@@ -165,4 +157,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

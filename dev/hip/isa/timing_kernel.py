@@ -103,9 +103,8 @@ class Kernel:
         before = before[:-1] if before and before[-1] in (start, ~start) else before
         body = self.walk(start, end, taken)
         code = self.code
-        back = (
-            code[end + 1].name == "s_branch" and (code[end + 1].target or 0) <= end
-        )  # another way into the loop
+        # Another way into the loop.
+        back = code[end + 1].name == "s_branch" and (code[end + 1].target or 0) <= end
         exits = [code[k].target for k in range(start, end) if code[k].target is not None]
         exits += [end + 1] if code[end].name != "s_branch" and not back else []
         out = [t for t in exits if t > end] or [t for t in exits if t < start]
@@ -131,10 +130,8 @@ def load_all(path: Path, symbol: str = "") -> Iterator[tuple[str, Kernel]]:
     codes = parse(run(tool("llvm-objdump"), "-d", "--mcpu=gfx942", path))
     names = run(tool("llvm-cxxfilt"), *(note["name"] for note in notes)).splitlines()
     for note, name in zip(notes, names):
-        sizes = (
-            int(note[f"{what}"])
-            for what in ("max_flat_workgroup_size", "vgpr_count", "group_segment_fixed_size")
-        )
+        fields = "max_flat_workgroup_size", "vgpr_count", "group_segment_fixed_size"
+        sizes = (int(note[field]) for field in fields)
         yield short_name(name), Kernel(note["name"], codes[note["name"]], *sizes)
 
 

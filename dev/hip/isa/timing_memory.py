@@ -11,14 +11,14 @@ Reads the code objects of build/resources (dev/hip/resources.py). Two limits per
   the bytes that it loads and stores per second, of that share. By both rules; the lower one.
 """
 
-import argparse
 import re
-import sys
 from dataclasses import replace
 
 from timing import OURS
 from timing_kernel import Kernel, Loop, load_all
 from timing_unit import Memory, Numbers, Unit, Wave, numbers, table
+
+from build import Error, program_parser, start
 
 # Kernels that explain, that read little, or of fp8 in the form that the chip does not multiply.
 UNLESS = r"naive|_delta|lambda|fp8<\d, false>"
@@ -98,9 +98,7 @@ def most_in_flight(kernel: Kernel) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser(__doc__)
     parser.add_argument("--only", default="bf16", metavar="REGEX", help="names that match (%(default)s)")
     only = parser.parse_args().only
     chip, memory = table()["chips"]["mi300x"], table()["memory"]
@@ -134,11 +132,7 @@ def main() -> int:
             share = min(share_of_copy(kernel, n, per_cycle) for n in models)
             rows.add((name, waves, most_in_flight(kernel), share))
     if not rows:
-        print(
-            f"timing_memory.py: {OURS}: expected code objects, found none: dev/hip/resources.py",
-            file=sys.stderr,
-        )
-        return 2
+        raise Error(f"{OURS}: expected code objects, found none: dev/hip/resources.py")
     print(f"needed: {needed / 1024:.1f} KiB per compute unit\n")
     print("| kernel | waves | KiB per wave | KiB per unit | of what is needed | predicted, of a copy |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
@@ -150,4 +144,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

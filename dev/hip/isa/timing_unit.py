@@ -31,6 +31,9 @@ MFMA = {
     (4, 4): 8,
 }
 WAITS = {"vm": "vmcnt", "lgkm": "lgkmcnt"}
+# Where an instruction issues; others need no port.
+PORTS = dict.fromkeys(("vector", "packed", "trans", "mfma"), "vector") | {"lds": "LDS", "memory": "memory"}
+PORTS |= {"scalar": "scalar", "scalar load": "scalar", "branch": "branch"}
 
 
 @dataclass(frozen=True)
@@ -275,8 +278,7 @@ class Unit:
         simds = [[w for w in self.waves if w.number % SIMDS == s] for s in range(SIMDS)]
         vector_free, issue_free, packed_free, matrix_free = ([0] * SIMDS for _ in range(4))
         lds_free = memory_free = 0
-        lds_queue: deque[int] = deque()
-        memory_queue: deque[int] = deque()
+        queues = {"LDS": (deque[int](), n.lds_queue), "memory": (deque[int](), n.memory_queue)}
         blocks = Counter(w.block for w in self.waves)
         arrived: Counter[int] = Counter()
         alive, t = len(self.waves), 0
@@ -296,28 +298,19 @@ class Unit:
                     i = code[k if k >= 0 else ~k]
                     kind = i.kind
                     blocked = ""
-                    if kind in ("vector", "packed", "trans", "mfma"):
-                        port = "vector"
-                        if (vector_free if kind != "mfma" else issue_free)[s] > t:
-                            blocked = "vector port"
-                        elif kind == "packed" and packed_free[s] > t:
-                            blocked = "packed beside MFMA"
-                        elif kind == "mfma" and matrix_free[s] > t:
-                            blocked = "matrix unit"
-                    elif kind == "lds":
-                        port = "lds"
-                        while lds_queue and lds_queue[0] <= t:
-                            lds_queue.popleft()
-                        if len(lds_queue) >= n.lds_queue:
-                            blocked = "LDS queue"
-                    elif kind == "memory":
-                        port = "memory"
-                        while memory_queue and memory_queue[0] <= t:
-                            memory_queue.popleft()
-                        if len(memory_queue) >= n.memory_queue:
-                            blocked = "memory queue"
-                    else:
-                        port = {"scalar": "scalar", "scalar load": "scalar", "branch": "branch"}.get(kind, "")
+                    port = PORTS.get(kind, "")
+                    if port in queues:
+                        queue, most = queues[port]
+                        while queue and queue[0] <= t:
+                            queue.popleft()
+                        if len(queue) >= most:
+                            blocked = f"{port} queue"
+                    elif port == "vector" and (vector_free if kind != "mfma" else issue_free)[s] > t:
+                        blocked = "vector port"
+                    elif kind == "packed" and packed_free[s] > t:
+                        blocked = "packed beside MFMA"
+                    elif kind == "mfma" and matrix_free[s] > t:
+                        blocked = "matrix unit"
                     if port and not blocked and port in used:
                         blocked = f"{port} port"
                     if blocked:
@@ -330,16 +323,15 @@ class Unit:
                     if waited > 0:
                         w.stalls[w.why] += waited
                     done, cycles = t + SLOT, SLOT
-                    if kind in ("vector", "packed"):
-                        cycles = n.quarter_rate if i.value else n.slot_vector
+                    if kind in ("vector", "packed", "trans"):
+                        if kind == "trans":
+                            cycles, latency = n.transcendental, n.transcendental + n.transcendental_latency
+                        else:
+                            cycles = n.quarter_rate if i.value else n.slot_vector
+                            latency = max(cycles, n.vector_latency)
                         vector_free[s] = issue_free[s] = t + cycles
                         self.busy["vector"] += cycles
-                        self.write(w, i.result, t + max(cycles, n.vector_latency), "vector result")
-                    elif kind == "trans":
-                        cycles = n.transcendental
-                        vector_free[s] = issue_free[s] = t + cycles
-                        self.busy["vector"] += cycles
-                        self.write(w, i.result, t + cycles + n.transcendental_latency, "vector result")
+                        self.write(w, i.result, t + latency, "vector result")
                     elif kind == "mfma":
                         cycles = i.cycles
                         issue_free[s], matrix_free[s] = t + SLOT, t + cycles
@@ -355,14 +347,14 @@ class Unit:
                         cycles = self.where.conflicts.get(k, 0) or max(2, -(-i.bytes // n.lds_bytes))
                         lds_free = max(t + s, lds_free) + cycles
                         self.busy["lds"] += cycles
-                        lds_queue.append(lds_free)
+                        queue.append(lds_free)
                         w.lds.append(lds_free + n.lds_latency)
                     elif kind == "memory":
                         moved = i.bytes * (n.atomic if i.value == 3 else 1)
                         cycles = max(n.address, round(moved * self.memory_rate))
                         memory_free = max(t + s, memory_free) + cycles
                         self.busy["memory"] += cycles
-                        memory_queue.append(memory_free)
+                        queue.append(memory_free)
                         end = memory_free + self.memory_latency
                         w.memory.append(max(end, w.memory[-1]) if w.memory else end)
                         if i.value == 2:

@@ -37,8 +37,11 @@ const CONFIG = {
   toImageButtonOptions: {format: "svg"}
 };
 
-const axisTitle = (state) =>
-    ({step: "step", tokens: "tokens", hours: `time in optimizer steps (${state.timeUnit})`}[state.axis]);
+// The horizontal axis of all charts over steps.
+function axisOf(state) {
+  const titles = {step: "step", tokens: "tokens", hours: `time in optimizer steps (${state.timeUnit})`};
+  return {title: {text: titles[state.axis]}, range: state.range || undefined, autorange: !state.range};
+}
 
 function timeChart(chart, report, state) {
   const traces = curveTraces(chart, report, state);
@@ -49,20 +52,14 @@ function timeChart(chart, report, state) {
   if (y.type === "log") y.exponentformat = "power";
   if (chart.zero && y.type === "linear") y.rangemode = "tozero";
   if (chart.format) y.tickformat = chart.format;
-  const named = traces.filter((trace) => trace.showlegend).length;
-  const shows = named > 1;
+  const shows = traces.filter((trace) => trace.showlegend).length > 1;
   const layout = layoutOf(state, {
     showlegend: shows,
     margin: {l: 52, r: 14, t: shows ? 24 : 8, b: 40},
     shapes: resumeLines(report, state),
     yaxis: y,
     uirevision: state.axis + (chart.id === "loss" ? state.log : ""),
-    xaxis: {
-      title: {text: axisTitle(state)},
-      hoverformat: {step: ",d", tokens: ",.6~s", hours: ".4~g"}[state.axis],
-      range: state.range || undefined,
-      autorange: !state.range
-    }
+    xaxis: {...axisOf(state), hoverformat: {step: ",d", tokens: ",.6~s", hours: ".4~g"}[state.axis]}
   });
   return {traces, layout};
 }
@@ -85,15 +82,13 @@ function rankChart(run, values, unit, state) {
     layout: layoutOf(state, {
       hovermode: "closest",
       margin: {l: 52, r: 14, t: 8, b: 40},
-      xaxis: {
-        title: {text: axisTitle(state)},
-        range: state.range || undefined,
-        autorange: !state.range
-      },
+      xaxis: axisOf(state),
       yaxis: {title: {text: "rank"}, autorange: "reversed", dtick: hosts.length > 10 ? undefined : 1}
     })
   };
 }
+
+const BAR = {type: "bar", orientation: "h"};
 
 // Each operation: the least that its limit allows, and the rest of its time.
 function profileChart(profile, report, state) {
@@ -105,29 +100,27 @@ function profileChart(profile, report, state) {
       (row) => `${plain(row.name)}, ${plain(row.category)}<br>${label(row)}<br>${row.calls} calls per step` +
           (row.limit_ms ? `<br>limit: ${row.limit_ms.toPrecision(3)} ms by ${plain(row.by)}` :
                           "<br>no known limit"));
-  const bar = (name, x, color, more) => Object.assign(
-      {
-        type: "bar",
-        orientation: "h",
-        name,
-        y: names,
-        x,
-        marker: {color},
-        customdata: hover,
-        hovertemplate: "%{customdata}<extra></extra>"
-      },
-      more);
+  const both = {...BAR, y: names, customdata: hover, hovertemplate: "%{customdata}<extra></extra>"};
   const most = Math.max(...rows.map((row) => row.ms), 1e-9);
   return {
     height: 24 * rows.length + 90,
     traces: [
-      bar("least time that the limit allows", least, look(0, report, state).color),
-      bar("above the limit", rows.map((row, k) => row.ms - least[k]), state.dark ? "#4b5563" : "#c3cad5", {
+      {
+        ...both,
+        name: "least time that the limit allows",
+        x: least,
+        marker: {color: look(0, report, state).color}
+      },
+      {
+        ...both,
+        name: "above the limit",
+        x: rows.map((row, k) => row.ms - least[k]),
+        marker: {color: state.dark ? "#4b5563" : "#c3cad5"},
         text: rows.map(label),
         textposition: "outside",
         cliponaxis: false,
         textfont: {size: 11, color: state.text}
-      })
+      }
     ],
     layout: layoutOf(state, {
       barmode: "stack",
@@ -145,8 +138,7 @@ const PATTERNS = ["", "/", "x"];  // of bars, as DASHES of lines
 function shareChart(profile, report, state) {
   const traces = profile.shares.map(
       ([name, ms, share], k) => ({
-        type: "bar",
-        orientation: "h",
+        ...BAR,
         y: ["step"],
         x: [ms],
         name: plain(name),

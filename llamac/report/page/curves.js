@@ -3,77 +3,34 @@
 // little markup in names and labels.
 
 const DASHES = ["solid", "dash", "dot"];
-const MARKS = {
-  spike: "triangle-up",
-  skipped: "x",
-  checkpoint: "diamond-tall"
-};
+const MARKS = {spike: "triangle-up", skipped: "x", checkpoint: "diamond-tall"};
 
-// The charts in order, with their curves. `unless`: left out where a run has that curve. `together`: one chart for all
-// curves also with several runs.
+// The charts in order, with their curves: name and label. `unless`: left out where a run has that curve. `together`:
+// one chart for all curves also with several runs.
+const chart = (id, title, unit, curves, more) => ({id, title, unit, curves, ...more});
 const CHARTS = [
-  {
-    id: "loss",
-    title: "Loss",
-    unit: "nats per token; points: validation",
-    wide: true,
-    together: true,
-    curves: [["loss", "training"], ["validation", "validation"]]
-  },
-  {
-    id: "difference",
-    title: "Loss difference",
-    unit: "nats per token, minus the first run's",
-    together: true,
-    curves: [["loss_difference", "training"], ["validation_difference", "validation"]]
-  },
-  {id: "lr", title: "Learning rate", unit: "", curves: [["lr", "learning rate"]], format: ".3~e"},
-  {
-    id: "grad_norm",
-    title: "Gradient norm",
-    unit: "before clipping",
-    curves: [["grad_norm", "gradient norm"]],
-    log: true
-  },
-  {
-    id: "speed",
-    title: "Speed",
-    unit: "tokens per second",
-    curves: [["tokens_per_s", "tokens/s"]],
-    zero: true
-  },
-  {id: "mfu", title: "MFU", unit: "% of the device's peak", curves: [["mfu", "MFU"]], zero: true},
-  {
-    id: "tflops",
-    title: "Compute",
-    unit: "TFLOP/s",
-    curves: [["tflops", "TFLOP/s"]],
-    zero: true,
-    unless: "mfu"
-  },
-  {
-    id: "memory",
-    title: "Memory",
-    unit: "GiB",
-    zero: true,
-    curves: [["gpu_mem_gib", "GPU"], ["rss_gib", "process, peak"], ["system_mem_gib", "machine"]]
-  },
-  {
-    id: "use",
-    title: "Use",
-    unit: "%; of the CPU, 100 is one core",
-    zero: true,
-    curves: [["gpu_percent", "GPU"], ["cpu_percent", "CPU"]]
-  },
-  {id: "power", title: "Power", unit: "W", curves: [["watts", "power"]], zero: true},
-  {id: "temperature", title: "Temperature", unit: "°C", curves: [["celsius", "temperature"]]},
-  {
-    id: "saturated",
-    title: "Saturated values",
-    unit: "largest share of a tensor beyond fp8's range",
-    log: true,
-    curves: [["saturated", "share"]]
-  },
+  chart(
+      "loss", "Loss", "nats per token; points: validation", [["loss", "training"], ["validation", "validation"]],
+      {wide: true, together: true}),
+  chart(
+      "difference", "Loss difference", "nats per token, minus the first run's",
+      [["loss_difference", "training"], ["validation_difference", "validation"]], {together: true}),
+  chart("lr", "Learning rate", "", [["lr", "learning rate"]], {format: ".3~e"}),
+  chart("grad_norm", "Gradient norm", "before clipping", [["grad_norm", "gradient norm"]], {log: true}),
+  chart("speed", "Speed", "tokens per second", [["tokens_per_s", "tokens/s"]], {zero: true}),
+  chart("mfu", "MFU", "% of the device's peak", [["mfu", "MFU"]], {zero: true}),
+  chart("tflops", "Compute", "TFLOP/s", [["tflops", "TFLOP/s"]], {zero: true, unless: "mfu"}),
+  chart(
+      "memory", "Memory", "GiB",
+      [["gpu_mem_gib", "GPU"], ["rss_gib", "process, peak"], ["system_mem_gib", "machine"]], {zero: true}),
+  chart(
+      "use", "Use", "%; of the CPU, 100 is one core", [["gpu_percent", "GPU"], ["cpu_percent", "CPU"]],
+      {zero: true}),
+  chart("power", "Power", "W", [["watts", "power"]], {zero: true}),
+  chart("temperature", "Temperature", "°C", [["celsius", "temperature"]]),
+  chart(
+      "saturated", "Saturated values", "largest share of a tensor beyond fp8's range", [["saturated", "share"]],
+      {log: true}),
 ];
 const MODES = {saturated: "markers", validation: "lines+markers", evaluation: "lines+markers"};
 
@@ -88,17 +45,12 @@ const RANK_CHARTS = [
 function chartsOf(report) {
   const tasks = new Set(report.runs.flatMap((run) => Object.keys(run.evaluations)));
   const curves = [...tasks].map((task) => [`evaluation ${task}`, task]);
-  const all = [...CHARTS, {id: "evaluations", title: "Evaluations", unit: "accuracy, %", zero: true, curves}];
-  if (report.runs.length === 1) return all;
-  return all.flatMap(
-      (chart) => chart.together || chart.curves.length === 1 ?
-          [chart] :
-          chart.curves.map(([key, label], k) => ({
-                             ...chart,
-                             id: `${chart.id}-${k}`,
-                             title: `${chart.title}: ${label}`,
-                             curves: [[key, label]]
-                           })));
+  const all = [...CHARTS, chart("evaluations", "Evaluations", "accuracy, %", curves, {zero: true})];
+  const divided = (each) => each.curves.map(
+      ([key, label], k) =>
+          ({...each, id: `${each.id}-${k}`, title: `${each.title}: ${label}`, curves: [[key, label]]}));
+  const whole = (each) => report.runs.length === 1 || each.together || each.curves.length === 1;
+  return all.flatMap((each) => whole(each) ? [each] : divided(each));
 }
 
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
@@ -234,17 +186,9 @@ function eventTraces(report, state, key) {
 
 // A dotted line where a run was resumed.
 function resumeLines(report, state) {
+  const line = {color: state.muted, width: 1, dash: "dot"};
   return report.runs.flatMap((run) => {
-    const found = run.events.filter((e) => e[2] === "resume" && e[0] > 0);
-    return xOf(run, found.map((e) => e[0]), state).map((x) => ({
-                                                         type: "line",
-                                                         xref: "x",
-                                                         yref: "paper",
-                                                         x0: x,
-                                                         x1: x,
-                                                         y0: 0,
-                                                         y1: 1,
-                                                         line: {color: state.muted, width: 1, dash: "dot"}
-                                                       }));
+    const steps = run.events.filter((e) => e[2] === "resume" && e[0] > 0).map((e) => e[0]);
+    return xOf(run, steps, state).map((x) => ({type: "line", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, line}));
   });
 }

@@ -20,6 +20,15 @@ function table(heading, rows, numbers) {
           ...rows.map((row) => node("tr", row.differs ? {class: "differs"} : {}, ...row.map(cell("td"))))));
 }
 
+const scrolled = (...content) => node("div", {class: "scroll"}, table(...content));
+
+// A card that may be broken into pages.
+function longCard(...content) {
+  const made = card(...content);
+  made.classList.add("long");
+  return made;
+}
+
 // A run's name beside its line in the charts.
 function runName(run, k, report, state) {
   const {color, dash} = look(k, report, state);
@@ -55,7 +64,7 @@ function summaryOf(report, state) {
   const numbers = names.map((_, k) => k).filter((k) => rows.some((row) => typeof row[k] === "number"));
   const button = node("button", {class: "plain"}, "CSV");
   button.addEventListener("click", () => saveCsv("runs.csv", [names, ...rows]));
-  const found = card("Runs", button, node("div", {class: "scroll"}, table(headings, cells, numbers)));
+  const found = card("Runs", button, scrolled(headings, cells, numbers));
   found.id = "run-table";
   return found;
 }
@@ -109,20 +118,13 @@ function liveOf(run, now, several) {
 }
 
 function samplesOf(report) {
-  const rows =
-      report.runs.filter((run) => run.samples.length)
-          .flatMap(
-              (run) =>
-                  [...(report.runs.length > 1 ? [node("h3", {}, run.label)] : []),
-                   node(
-                       "div", {class: "samples"},
-                       ...run.samples.map(
-                           ([step, text]) => node(
-                               "div", {class: "sample"}, node("b", {}, `step ${step.toLocaleString("en")}`),
-                               node("pre", {}, text))))]);
-  const found = card("Samples", "over the run", ...rows);
-  found.classList.add("long");
-  return rows.length ? found : null;
+  const rows = report.runs.filter((run) => run.samples.length).flatMap((run) => {
+    const samples = run.samples.map(([step, text]) => node(
+        "div", {class: "sample"}, node("b", {}, `step ${step.toLocaleString("en")}`), node("pre", {}, text)));
+    const heading = report.runs.length > 1 ? [node("h3", {}, run.label)] : [];
+    return [...heading, node("div", {class: "samples"}, ...samples)];
+  });
+  return rows.length ? longCard("Samples", "over the run", ...rows) : null;
 }
 
 function eventsOf(report) {
@@ -133,28 +135,22 @@ function eventsOf(report) {
               [step.toLocaleString("en"), node("span", {class: `kind ${kind}`}, kind),
                ...(several ? [run.label] : []), text, time.slice(0, 19).replace("T", " ")]));
   const heading = ["step", "event", ...(several ? ["run"] : []), "", "time (UTC)"];
-  const found = card("Events", "", node("div", {class: "scroll"}, table(heading, rows, [0])));
-  found.classList.add("long");
-  return rows.length ? found : null;
+  return rows.length ? longCard("Events", "", scrolled(heading, rows, [0])) : null;
 }
 
 function evaluationsOf(report) {
-  const several = report.runs.length > 1,
-        percent = (value) => (value === null ? "" : `${(100 * value).toFixed(2)}%`);
+  const several = report.runs.length > 1;
+  const percent = (value) => (value === null ? "" : `${(100 * value).toFixed(2)}%`);
+  const count = (value) => (value === null ? "" : value.toLocaleString("en"));
   const rows = report.runs.flatMap(
-      (run) => Object.entries(run.evaluations)
-                   .flatMap(
-                       ([task, found]) => found.map(
-                           ([step, accuracy, norm, questions]) =>
-                               [task, ...(several ? [run.label] : []), step.toLocaleString("en"),
-                                percent(accuracy), percent(norm),
-                                questions === null ? "" : questions.toLocaleString("en")])));
+      (run) => Object.entries(run.evaluations).flatMap(([task, found]) => found.map(
+          ([step, accuracy, norm, questions]) =>
+              [task, ...(several ? [run.label] : []), count(step), percent(accuracy), percent(norm), count(questions)])));
   if (!rows.length) return null;
   const heading =
       ["task", ...(several ? ["run"] : []), "step", "accuracy", "accuracy, normalized", "questions"];
-  return card("Evaluations", "", node("div", {class: "scroll"}, table(heading, rows, [
-                                        1, 2, 3, 4, 5
-                                      ].filter((k) => k > (several ? 1 : 0)))));
+  const numbers = heading.map((_, k) => k).slice(several ? 2 : 1);
+  return card("Evaluations", "", scrolled(heading, rows, numbers));
 }
 
 function configurationOf(report, onlyDifferences) {
@@ -165,14 +161,10 @@ function configurationOf(report, onlyDifferences) {
   const box = node("input", {type: "checkbox", id: "differences"});
   box.checked = onlyDifferences;
   const choice = several ? [node("label", {}, box, " only what differs")] : [];
-  const found = card(
+  const heading = ["flag", ...report.runs.map((run) => (several ? run.label : "value"))];
+  return longCard(
       "Configuration", several ? `${differing} of ${report.configuration.length} values differ` : "",
-      ...choice,
-      node(
-          "div", {class: "scroll"},
-          table(["flag", ...report.runs.map((run) => (several ? run.label : "value"))], rows, [])));
-  found.classList.add("long");
-  return found;
+      ...choice, scrolled(heading, rows, []));
 }
 
 // Why a chart is not there: what the logs do not have.
