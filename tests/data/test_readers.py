@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damaged import damaged
 from fuzz import damage, inputs, twins
 from run import one_line
 
@@ -57,7 +58,7 @@ def test_c_survives_damage(build, tmp_path, reader):
             contents[:0], cuts = cut, cuts + len(cut)
         else:
             contents += cut
-        contents += [damage.damaged(rng, seed) for _ in range(100)]
+        contents += [damaged(rng, seed) for _ in range(100)]
     paths = [tmp_path / str(number) for number in range(len(contents))]
     for path, content in zip(paths, contents):
         path.write_bytes(content)
