@@ -34,8 +34,8 @@ def build() -> Path:
 
 @pytest.fixture(scope="module")
 def ranks_over_gloo(build):
-    """Up to four ranks of a thread each, or no tests."""
-    needs(build, "GLOO", devices=4)
+    """Ranks of a thread each, or no tests. A run that wants more GPUs than there are is skipped."""
+    needs(build, "GLOO", devices=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         yield

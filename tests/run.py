@@ -37,6 +37,9 @@ PRECISIONS = {
     "f32-small-moments": {"optimizer_state": "bf16"},
 }
 
+# Without validation and checkpoints, but that of the last step.
+SHORT = {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
+
 
 def flags(data: Path, out: Path, **extra) -> list[str]:
     """A small run on the shards in `data`; extra flags with underscores."""
@@ -46,6 +49,13 @@ def flags(data: Path, out: Path, **extra) -> list[str]:
               "checkpoint-every": 4}  # fmt: skip
     values |= {key.replace("_", "-"): value for key, value in extra.items()}
     return [word for key, value in values.items() for word in (f"--{key}", str(value))]
+
+
+def write_model(folder: Path, name: str, **changes) -> dict:
+    """The flag of a model of tests/models with changes, whose configuration it writes."""
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(json.loads((ROOT / f"tests/models/{name}.json").read_text()) | changes))
+    return {"model": path}
 
 
 FLAGS = {row["name"]: row for row in tomllib.loads((ROOT / "configs/tables/flags.toml").read_text())["flag"]}
@@ -170,7 +180,8 @@ def tensors(checkpoint: Path, stem: str) -> dict[str, np.ndarray]:
 
 
 def assert_same_state(a: Path, b: Path) -> None:
-    for stem in ("model", "optimizer"):
+    """Checkpoints with the same bits of the weights, or of the adapters, and of the optimizer."""
+    for stem in ("model", "adapter_model", "optimizer"):
         left, right = tensors(a, stem), tensors(b, stem)
         assert left.keys() == right.keys()
         for name in left:
