@@ -17,7 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import pytest
+import xxhash
 from safetensors import safe_open
+
+from llamac.base.errors import InputError
+from llamac.data import write_bin
+from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = str(ROOT / "tests/models/tied-gqa.json")
@@ -56,6 +62,15 @@ def write_model(folder: Path, name: str, **changes) -> dict:
     path = folder / f"{name}.json"
     path.write_text(json.dumps(json.loads((ROOT / f"tests/models/{name}.json").read_text()) | changes))
     return {"model": path}
+
+
+def write_packed(path: Path, sequences: int, share: float) -> None:
+    """Sequences of packed documents of any length, of whose targets the share counts."""
+    rng, n = np.random.default_rng(2), sequences * T + 1
+    words = (np.cumsum(rng.choice([1, 2, 5], n)) % V).astype(np.uint32)
+    words[rng.random(n) >= share] |= NO_TARGET
+    words[rng.random(n) < 0.2] |= NO_TARGET | BEGINS_DOCUMENT
+    write_bin(path, words, V, packed=T)
 
 
 FLAGS = {row["name"]: row for row in tomllib.loads((ROOT / "configs/tables/flags.toml").read_text())["flag"]}
@@ -154,11 +169,24 @@ def until(condition: Callable[[], object], process: subprocess.Popen) -> None:
         time.sleep(0.02)
 
 
+def until_logged(out: Path, kind: str, process: subprocess.Popen) -> None:
+    """Waits for an event of the run in the folder."""
+    until(lambda: (out / "log.jsonl").exists() and events(out, kind), process)
+
+
 def end(process: subprocess.Popen, code: int) -> subprocess.CompletedProcess:
     """What the process, which must end with this exit code, has printed."""
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, (process.returncode, out[-1000:], err)
     return subprocess.CompletedProcess(process.args, code, out, err)
+
+
+def refused(call: Callable, *arguments, **keywords) -> str:
+    """The one line of the InputError that bad input gets."""
+    with pytest.raises(InputError) as error:
+        call(*arguments, **keywords)
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
 def one_line(result: subprocess.CompletedProcess | str) -> str:
@@ -177,6 +205,12 @@ def tensors(checkpoint: Path, stem: str) -> dict[str, np.ndarray]:
             for name in file.keys():  # noqa: SIM118
                 parts.setdefault(name, []).append(file.get_tensor(name).float().numpy())
     return {name: np.concatenate(rows) for name, rows in parts.items()}
+
+
+def write_manifest(path: Path, fields: dict) -> None:
+    """With the checksum that closes it."""
+    text = json.dumps({key: value for key, value in fields.items() if key != "xxh3"}, indent=1)[:-2]
+    path.write_text(f'{text},\n "xxh3": "{xxhash.xxh3_64_hexdigest(text.encode())}"\n}}\n')
 
 
 def assert_same_state(a: Path, b: Path) -> None:

@@ -88,7 +88,7 @@ def prepare(folder: Path) -> Case:
     reference = Reference(folder, keep_checkpoints=3)
     library = FaultsLibrary(folder)
     half = reference.copy(folder / "half")
-    code = half.run(environment=library.environment(half, "rename", 50, "kill"))
+    code = half.run(environment=library.environment(half.folder, "rename", 50, "kill"))
     expect(
         code == -9 and len(checkpoints(half.out)) >= 3, "expected a killed run, found", code, half.errors()
     )
