@@ -2,14 +2,13 @@
 
 import json
 import sys
-from dataclasses import replace
 from itertools import combinations, product
 from math import prod
 from pathlib import Path
 
 import numpy as np
 import pytest
-from debug_states import first_difference, load
+from debug_states import first_difference, write_states
 from launch import AXES, as_ranks, mesh_flags
 from run import (
     MODEL,
@@ -17,7 +16,6 @@ from run import (
     ROOT,
     SHORT,
     T,
-    V,
     assert_same_state,
     events,
     flags,
@@ -26,14 +24,11 @@ from run import (
     one_line,
     tensors,
     write_model,
+    write_packed,
 )
 from safetensors.torch import load_file
 
-import train_llama3 as ref
-from llamac.data import write_bin
-from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
 from llamac.training import references
-from llamac.training.options import Options
 
 pytestmark = [pytest.mark.program, pytest.mark.usefixtures("ranks_over_gloo")]
 # Heads and channels that 4 ranks divide; stages divide the layers unequally.
@@ -106,12 +101,8 @@ def compare_numbers(run_both, model: dict, mesh: str, **extra) -> None:
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory) -> dict:
     """Flags of runs on packed documents of any length, of whose targets a third does not count."""
-    rng = np.random.default_rng(2)
-    words = (np.cumsum(rng.choice([1, 2, 5], 60 * T + 1)) % V).astype(np.uint32)
-    words[rng.random(len(words)) < 0.3] |= NO_TARGET
-    words[rng.random(len(words)) < 0.2] |= NO_TARGET | BEGINS_DOCUMENT
     shard = tmp_path_factory.mktemp("packed") / "train_000.bin"
-    write_bin(shard, words, V, packed=T)
+    write_packed(shard, 60, share=0.7)
     return {"train_data": shard, "document_mask": "on"}
 
 
@@ -247,27 +238,6 @@ def test_pairs(train, data, packed, run_both, tmp_path, case):
 # Tensors of ranks that share sequences
 
 
-@pytest.fixture(scope="module")
-def states(tmp_path_factory):
-    """(folder, PyTorch's tensors, float64's) of a model and a type, of sequences that 4 ranks divide."""
-
-    def get(name: str, dtype: str, documents: bool):
-        folder = tmp_path_factory.mktemp("states")
-        base, *window = name.split()
-        config = replace(ref.load_config(ROOT / f"tests/models/{base}.json"), **WINDOW if window else {})
-        settings = {"lr": ref.LR, **ref.OPTIMIZER, "grad_clip": ref.GRAD_CLIP}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(references, "T", 32)
-            patch.setattr(ref, "UPDATES", 2)
-            o = Options(document_mask="on" if documents else "off")
-            references.write_reference(
-                config, ref.DTYPES[dtype], folder, ref.empty_model, ref.debug_state, settings, o
-            )
-        return folder, load(folder / "debug_state.safetensors"), load(folder / "truth.safetensors")
-
-    return get
-
-
 def assembled(parts: list[dict], B: int) -> dict[str, np.ndarray]:
     """Tensors of whole sequences: rank i has piece i, then piece 2 * ranks - 1 - i."""
     ranks, whole = len(parts), {}
@@ -301,10 +271,13 @@ STATES = [
 
 
 @pytest.mark.parametrize(("name", "dtype", "ranks", "documents"), STATES)
-def test_debug_state(build, states, tmp_path, name, dtype, ranks, documents):
+def test_debug_state(build, tmp_path, name, dtype, ranks, documents):
     """Each activation and gradient, assembled from those of the ranks, beside the reference model's; some are
     computed again."""
-    folder, torchs, truth = states(name, dtype, documents)
+    folder, (base, *window) = tmp_path / "reference", name.split()
+    folder.mkdir()
+    changes = WINDOW if window else {}
+    torchs, truth = write_states(folder, base, changes, dtype, documents, 32)  # which 4 ranks divide
     tail = [dtype, "norm,swiglu,qkv,attention", "0", f"cp={ranks}"]
     commands = [[build / "debug_state", folder, tmp_path / f"{rank}", *tail] for rank in range(ranks)]
     for code, text in as_ranks(commands, ranks):
@@ -322,6 +295,12 @@ def test_debug_state(build, states, tmp_path, name, dtype, ranks, documents):
 # Runs in narrow types, resumed, with adapters
 
 
+IN_FP8 = {"dtype": "bf16", "matmul_dtype": "fp8"}
+FP8 = {
+    "delayed": {**IN_FP8, "fp8_head": "on"},
+    "tensor": {**IN_FP8, "fp8_recipe": "tensor"},
+    "row": {**IN_FP8, "fp8_recipe": "row"},
+}
 LEVELS = [
     # model, mesh, precision, recomputation, levels of ZeRO
     ("tied-gqa", "dp 2", "bf16", "block", (0, 1, 2, 3, 3)),
@@ -331,6 +310,8 @@ LEVELS = [
     more("qwen3", "dp 2", "bf16-throughout", "block", (0, 2)),
     ("gpt2", "dp 4 shard_group 2", "bf16-throughout", "block", (1, 3)),
     more("bert", "dp 4 shard_group 2", "bf16-throughout", "block", (0, 3)),
+    ("sixteens", "dp 2", "delayed", "none", (0, 2)),
+    more("sixteens", "dp 2", "row", "none", (0, 3)),
     ("tied-gqa", "tp 2 dp 2", "bf16-throughout", "block", (0, 1, 2, 3, 3)),
     slow("gpt2", "tp 2 dp 2", "bf16-throughout", "block", (0, 1, 2, 3, 3)),
     ("tied-gqa", "pp 2 dp 2", "bf16-throughout", "norm,attention", (0, 1, 2, 3, 3)),
@@ -345,7 +326,7 @@ LEVELS = [
 def test_levels_have_the_same_bits(train, data, tmp_path, name, mesh, precision, recompute, levels):
     """In 16 bits, bf16 rounded at random, with verified steps; a level of ZeRO twice: another run. Of several
     micro-batches, which chunks need, levels 2 and 3 sum in another order."""
-    extra = SHORT | PRECISIONS[precision] | mesh_flags(mesh) | model_flags(tmp_path, name, mesh)
+    extra = SHORT | (PRECISIONS | FP8)[precision] | mesh_flags(mesh) | model_flags(tmp_path, name, mesh)
     extra |= {"steps": 4, "verify_every": 2, "recompute": recompute}
     extra |= {"skip_nonfinite": 1} if "pp" in mesh else {}
     extra |= {"total_batch_size": 4 * T} if "pp_chunks" in mesh else {}
@@ -356,15 +337,14 @@ def test_levels_have_the_same_bits(train, data, tmp_path, name, mesh, precision,
         assert_same_state(out / "step_000004", tmp_path / "0/step_000004")
 
 
-FP8 = {"dtype": "bf16", "matmul_dtype": "fp8"}
 NARROW = {
     "bf16": {"dtype": "bf16", "recompute": "norm,swiglu,attention"},
     "bf16 sums": {"dtype": "bf16", "zero": 2, "reduce_dtype": "bf16"},
     "fp16": {"dtype": "fp16", "recompute": "block:2"},
-    "delayed": {**FP8, "fp8_head": "on"},
-    "tensor": {**FP8, "fp8_recipe": "tensor", "recompute": "norm,qkv"},
-    "row": {**FP8, "fp8_recipe": "row", "recompute": "block"},
-    "stored": {**FP8, "fp8_weights": "stored", "fp8_head": "on", "zero": 0},
+    "delayed": FP8["delayed"],
+    "tensor": FP8["tensor"] | {"recompute": "norm,qkv"},
+    "row": FP8["row"] | {"recompute": "block"},
+    "stored": FP8["delayed"] | {"fp8_weights": "stored", "zero": 0},
 }
 ROUNDED = [
     ("tp 2 dp 2", "delayed"),

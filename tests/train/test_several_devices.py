@@ -156,7 +156,9 @@ def test_python_steps_on_tokens_of_each_rank(build, tmp_path):
 
 
 def test_ranks_write_a_block_at_the_same_time(train, data, tmp_path):
-    """At level 3 all gather block after block: each writes some of its tensors, and as many bytes."""
+    """At level 3 all gather block after block: each writes some of its tensors, and as many bytes;
+    transformers opens the checkpoint.
+    """
     train(*flags(data, tmp_path, devices=2, batch_size=2, zero=3, steps=4))
     folder = tmp_path / "step_000004"
     files = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
@@ -164,15 +166,9 @@ def test_ranks_write_a_block_at_the_same_time(train, data, tmp_path):
         assert len({file for name, file in files.items() if f".layers.{layer}." in name}) == 2
     small, large = sorted((folder / file).stat().st_size for file in set(files.values()))
     assert large < 1.2 * small
-
-
-def test_transformers_opens_the_checkpoint(train, data, tmp_path):
     transformers = pytest.importorskip("transformers")
-    train(*flags(data, tmp_path, devices=2, batch_size=2, zero=3, steps=4))
-    checkpoint = tmp_path / "step_000004"
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
-    state = model.state_dict()
-    for name, weight in tensors(checkpoint, "model").items():
+    state = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    for name, weight in tensors(folder, "model").items():
         np.testing.assert_array_equal(state[name].float().numpy(), weight)
 
 
