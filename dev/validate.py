@@ -164,7 +164,8 @@ def devices_stage(m: Machine) -> Stage:
     folders = [m.out / "devices" / name for name in runs]
     commands = [[m.program, *flags, *more, "--out", out] for more, out in zip(runs.values(), folders)]
     ranks = "lost_rank or other_caches or profile"
-    commands += [[PYTHON, "-m", "pytest", "-q", "-rs", "tests/train/test_several_devices.py", "-k", ranks]]
+    files = [f"tests/train/test_{name}.py" for name in ("rank_faults", "several_devices")]
+    commands += [[PYTHON, "-m", "pytest", "-q", "-rs", *files, "-k", ranks]]
 
     def check() -> tuple[bool, str]:
         found = [compare(folders[0], other) for other in folders[1:]]

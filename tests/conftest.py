@@ -34,8 +34,8 @@ def build() -> Path:
 
 @pytest.fixture(scope="module")
 def ranks_over_gloo(build):
-    """Up to four ranks of a thread each, or no tests."""
-    needs(build, "GLOO", devices=4)
+    """Ranks of a thread each, or no tests. A run that wants more GPUs than there are is skipped."""
+    needs(build, "GLOO", devices=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
@@ -93,17 +93,21 @@ def start(build):
 
 
 @pytest.fixture(scope="session")
-def fault(tmp_path_factory):
+def fault(tmp_path_factory) -> Callable[..., dict[str, str]]:
     """Variables of a process whose k-th call of a kind on files below a folder meets a fault (faults.c)."""
-    library = tmp_path_factory.mktemp("faults") / "faults.so"
-    source = ROOT / "tests/chaos/faults.c"
-    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    from chaos.faults_library import FaultsLibrary
 
-    def variables(below: Path, call: str, at: int, action: str) -> dict[str, str]:
-        values = {"FOLDER": below, "CALL": call, "AT": at, "ACTION": action}
-        return {f"CHAOS_{name}": str(value) for name, value in values.items()} | {"LD_PRELOAD": str(library)}
+    return FaultsLibrary(tmp_path_factory.mktemp("faults")).environment
 
-    return variables
+
+@pytest.fixture
+def figures():
+    """Those that matplotlib is told to close: they stay open until the end of the test."""
+    pyplot, kept = pytest.importorskip("matplotlib.pyplot"), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pyplot, "close", kept.append)
+        yield kept
+    pyplot.close("all")
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,21 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.torch import load_file
 
+import train_llama3 as ref
 from llamac.base.tolerance import BACKWARD, FORWARD, Error, error_of, violation_of
+from llamac.training import references
+from llamac.training.options import Options
 
 EPSILON = 1e-5  # of the norms of all models
-MODELS = sorted(p.stem for p in (Path(__file__).parent / "models").glob("*.json"))
+MODELS_FOLDER = Path(__file__).parent / "models"
+MODELS = sorted(path.stem for path in MODELS_FOLDER.glob("*.json"))
 
 
 def run_model(build: Path, reference: Path, out: Path, dtype: str, *arguments: str) -> dict[str, np.ndarray]:
@@ -26,6 +32,21 @@ def run_model(build: Path, reference: Path, out: Path, dtype: str, *arguments: s
 
 def load(file: Path) -> dict[str, np.ndarray]:
     return {name: tensor.double().numpy().ravel() for name, tensor in load_file(file).items()}
+
+
+def write_states(
+    folder: Path, model: str, changes: dict, dtype: str, documents: bool, length: int = references.T
+) -> tuple[dict, dict]:
+    """PyTorch's tensors and float64's of a test model with changes, of two updates, written to the folder."""
+    config = replace(ref.load_config(MODELS_FOLDER / f"{model}.json"), **changes)
+    settings = {"lr": ref.LR, **ref.OPTIMIZER, "grad_clip": ref.GRAD_CLIP}
+    options = Options(document_mask="on" if documents else "off")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(references, "T", length)
+        patch.setattr(ref, "UPDATES", 2)
+        made = ref.empty_model, ref.debug_state, settings, options
+        references.write_reference(config, ref.DTYPES[dtype], folder, *made)
+    return load(folder / "debug_state.safetensors"), load(folder / "truth.safetensors")
 
 
 def statistics_of(name: str, tensors: dict) -> np.ndarray:

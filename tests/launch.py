@@ -6,12 +6,23 @@ import shutil
 import socket
 import subprocess
 import time
+from math import prod
 from pathlib import Path
 
 import pytest
 from run import events, flags
 
 ROOT = Path(__file__).resolve().parents[1]
+AXES = ("tp", "pp", "cp", "dp")
+
+
+def mesh_flags(mesh: str) -> dict:
+    """The flags of a mesh, as "tp 2 dp 2 zero 3": axes, and values of other flags. Micro-batches are of one
+    sequence in a pipeline, else of four on all ranks."""
+    words = mesh.split()
+    sizes = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    ranks, data_ranks = prod(sizes.get(axis, 1) for axis in AXES), sizes.pop("dp", 1)
+    return {"devices": ranks, "batch_size": 1 if "pp" in sizes else 4 // data_ranks} | sizes
 
 
 def free_port() -> int:

@@ -17,7 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import pytest
+import xxhash
 from safetensors import safe_open
+
+from llamac.base.errors import InputError
+from llamac.data import write_bin
+from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = str(ROOT / "tests/models/tied-gqa.json")
@@ -37,6 +43,9 @@ PRECISIONS = {
     "f32-small-moments": {"optimizer_state": "bf16"},
 }
 
+# Without validation and checkpoints, but that of the last step.
+SHORT = {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
+
 
 def flags(data: Path, out: Path, **extra) -> list[str]:
     """A small run on the shards in `data`; extra flags with underscores."""
@@ -46,6 +55,22 @@ def flags(data: Path, out: Path, **extra) -> list[str]:
               "checkpoint-every": 4}  # fmt: skip
     values |= {key.replace("_", "-"): value for key, value in extra.items()}
     return [word for key, value in values.items() for word in (f"--{key}", str(value))]
+
+
+def write_model(folder: Path, name: str, **changes) -> dict:
+    """The flag of a model of tests/models with changes, whose configuration it writes."""
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(json.loads((ROOT / f"tests/models/{name}.json").read_text()) | changes))
+    return {"model": path}
+
+
+def write_packed(path: Path, sequences: int, share: float) -> None:
+    """Sequences of packed documents of any length, of whose targets the share counts."""
+    rng, n = np.random.default_rng(2), sequences * T + 1
+    words = (np.cumsum(rng.choice([1, 2, 5], n)) % V).astype(np.uint32)
+    words[rng.random(n) >= share] |= NO_TARGET
+    words[rng.random(n) < 0.2] |= NO_TARGET | BEGINS_DOCUMENT
+    write_bin(path, words, V, packed=T)
 
 
 FLAGS = {row["name"]: row for row in tomllib.loads((ROOT / "configs/tables/flags.toml").read_text())["flag"]}
@@ -144,11 +169,24 @@ def until(condition: Callable[[], object], process: subprocess.Popen) -> None:
         time.sleep(0.02)
 
 
+def until_logged(out: Path, kind: str, process: subprocess.Popen) -> None:
+    """Waits for an event of the run in the folder."""
+    until(lambda: (out / "log.jsonl").exists() and events(out, kind), process)
+
+
 def end(process: subprocess.Popen, code: int) -> subprocess.CompletedProcess:
     """What the process, which must end with this exit code, has printed."""
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, (process.returncode, out[-1000:], err)
     return subprocess.CompletedProcess(process.args, code, out, err)
+
+
+def refused(call: Callable, *arguments, **keywords) -> str:
+    """The one line of the InputError that bad input gets."""
+    with pytest.raises(InputError) as error:
+        call(*arguments, **keywords)
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
 def one_line(result: subprocess.CompletedProcess | str) -> str:
@@ -169,8 +207,15 @@ def tensors(checkpoint: Path, stem: str) -> dict[str, np.ndarray]:
     return {name: np.concatenate(rows) for name, rows in parts.items()}
 
 
+def write_manifest(path: Path, fields: dict) -> None:
+    """With the checksum that closes it."""
+    text = json.dumps({key: value for key, value in fields.items() if key != "xxh3"}, indent=1)[:-2]
+    path.write_text(f'{text},\n "xxh3": "{xxhash.xxh3_64_hexdigest(text.encode())}"\n}}\n')
+
+
 def assert_same_state(a: Path, b: Path) -> None:
-    for stem in ("model", "optimizer"):
+    """Checkpoints with the same bits of the weights, or of the adapters, and of the optimizer."""
+    for stem in ("model", "adapter_model", "optimizer"):
         left, right = tensors(a, stem), tensors(b, stem)
         assert left.keys() == right.keys()
         for name in left:

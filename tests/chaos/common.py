@@ -23,6 +23,7 @@ from itertools import count as numbers
 from pathlib import Path
 
 import xxhash
+from faults_library import FaultsLibrary
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / os.environ.get("LLAMAC_BUILD", "build/auto") / "train_llama3"
@@ -214,6 +215,15 @@ class Reference:
         last = f"step_{run.steps:06d}"
         ours, theirs = ([n if n == last else n.rstrip("0123456789") for n in x] for x in (names, self.names))
         expect(ours == theirs, "expected", self.names, "in --out, found", names)
+
+    def count_calls(self, run: Run, library: FaultsLibrary) -> dict[str, int]:
+        """Calls of each kind that a run makes from where it stands to its end."""
+        counts = {"CHAOS_COUNTS": str(run.folder / "calls")}
+        code = run.run("--resume", "auto", environment=library.environment(run.folder, "", 0, "0") | counts)
+        expect(code == 0, "the run whose calls are counted failed:", run.errors())
+        self.expect_same(run)
+        lines = (run.folder / "calls").read_text().splitlines()
+        return {kind: int(number) for kind, number in map(str.split, lines) if int(number)}
 
     def finish(self, run: Run) -> None:
         """Restart what a fault ended, without one, to the end."""

@@ -5,11 +5,14 @@ Other files have no checksum: a run goes on or ends in one line; what it compute
 
 import random
 import shutil
-from collections.abc import Callable
+import sys
 from pathlib import Path
 
 from common import Case, Reference, Run, Totals, checkpoints, expect, history, is_good, main, newest
 from faults_library import FaultsLibrary
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from damaged import damaged
 
 CHECKPOINT = ["manifest.json", "config.json", "model.safetensors", "optimizer.safetensors"]
 # Files beside the run's checkpoints, and how often they are chosen.
@@ -17,65 +20,18 @@ OTHERS = {"out/log.jsonl": 8, "train_000.bin": 3, "val_000.bin": 2, "model/confi
 CHOICES = {"checkpoint": 80, **OTHERS}
 
 
-def flip(data: bytearray, rng: random.Random) -> bytes:
-    for _ in range(rng.choice([1, 1, 1, 8])):
-        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    return data
-
-
-def truncate(data: bytearray, rng: random.Random) -> bytes:
-    return data[: rng.choice([0, 1, len(data) - 1, rng.randrange(len(data))])]
-
-
-def extend(data: bytearray, rng: random.Random) -> bytes:
-    return data + rng.choice([b"\0", b"\n", b" ", b"}", rng.randbytes(rng.randint(1, 64))])
-
-
-def zero(data: bytearray, rng: random.Random) -> bytes:
-    begin = rng.randrange(len(data))
-    end = min(len(data), begin + rng.choice([1, 8, 64, 4096]))
-    data[begin:end] = bytes(end - begin)
-    return data
-
-
-def swap(data: bytearray, rng: random.Random) -> bytes:
-    """Two ranges of the same length change places."""
-    length = rng.randint(1, max(1, len(data) // 4))
-    a = rng.randrange(len(data) - 2 * length + 1) if len(data) >= 2 * length else 0
-    b = rng.randint(a + length, max(a + length, len(data) - length))
-    return data[:a] + data[b : b + length] + data[a + length : b] + data[a : a + length] + data[b + length :]
-
-
-def cut(data: bytearray, rng: random.Random) -> bytes:
-    begin = rng.randrange(len(data))
-    return data[:begin] + data[begin + rng.randint(1, 64) :]
-
-
-def space(data: bytearray, rng: random.Random) -> bytes:
-    """White space, which changes no JSON's meaning where it stands between two values."""
-    places = [i for i, byte in enumerate(data) if byte in b",:{}[]"] or [0]
-    at = rng.choice(places)
-    return data[:at] + rng.choice([b" ", b"\n", b"\t"]) + data[at:]
-
-
-DAMAGES: list[Callable[[bytearray, random.Random], bytes]] = [flip, truncate, extend, zero, swap, cut, space]
-
-
 def damage(path: Path, rng: random.Random, beside: list[Path]) -> str:
     """Change a file, delete it, or replace it by one of the same name beside it; says which."""
-    before = path.read_bytes()
-    while True:
-        kind = rng.randrange(len(DAMAGES) + 2)
-        if kind == len(DAMAGES):
+    before = after = path.read_bytes()
+    while after == before:
+        kind = rng.choice(["changed"] * 7 + ["deleted", "another's"])
+        if kind == "deleted":
             path.unlink()
-            return f"{path.name}: delete"
-        if kind == len(DAMAGES) + 1:
-            name, after = "other", rng.choice(beside).read_bytes() if beside else before
-        else:
-            name, after = DAMAGES[kind].__name__, bytes(DAMAGES[kind](bytearray(before), rng))
-        if after != before:
-            path.write_bytes(after)
-            return f"{path.name}: {name}"
+            return f"{path.name}: {kind}"
+        other = kind == "another's" and beside
+        after = rng.choice(beside).read_bytes() if other else damaged(rng, before)
+    path.write_bytes(after)
+    return f"{path.name}: {kind}"
 
 
 def check_checkpoints(reference: Reference, run: Run, rng: random.Random, totals: Totals) -> None:
@@ -132,7 +88,7 @@ def prepare(folder: Path) -> Case:
     reference = Reference(folder, keep_checkpoints=3)
     library = FaultsLibrary(folder)
     half = reference.copy(folder / "half")
-    code = half.run(environment=library.environment(half, "rename", 50, "kill"))
+    code = half.run(environment=library.environment(half.folder, "rename", 50, "kill"))
     expect(
         code == -9 and len(checkpoints(half.out)) >= 3, "expected a killed run, found", code, half.errors()
     )

@@ -34,13 +34,13 @@ START = 25  # calls of a kind: about as many as a start makes
 def prepare(folder: Path) -> Case:
     reference = Reference(folder)
     library = FaultsLibrary(folder)
-    calls = library.count(reference, reference.copy(folder / "counted"))
+    calls = reference.count_calls(reference.copy(folder / "counted"), library)
     half = reference.copy(folder / "half")
-    code = half.run(environment=library.environment(half, "rename", calls["rename"] // 2 + 2, "kill"))
+    code = half.run(environment=library.environment(half.folder, "rename", calls["rename"] // 2 + 2, "kill"))
     expect(code == -9 and newest(half.out), "expected a killed run, found exit code", code, half.errors())
     resumed = reference.copy(folder / "resumed")
     shutil.copytree(half.out, resumed.out)
-    counts = [calls, library.count(reference, resumed)]
+    counts = [calls, reference.count_calls(resumed, library)]
 
     def case(own: Path, rng: random.Random, totals: Totals) -> None:
         resumes = rng.random() < 0.5
@@ -55,7 +55,7 @@ def prepare(folder: Path) -> Case:
         if action == "EINTR":
             on = "once"  # no program could go on, or end
         number = action if action == "short" else str(getattr(errno, action))
-        code = run.run("--resume", "auto", environment=library.environment(run, kind, at, number, on))
+        code = run.run("--resume", "auto", environment=library.environment(run.folder, kind, at, number, on))
         totals.count("faults")
         try:
             if code == 0:

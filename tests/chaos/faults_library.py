@@ -1,9 +1,7 @@
-"""faults.c, compiled: how a run is started so that its k-th call of a kind fails, or kills it."""
+"""faults.c, compiled: how a process is started so that its k-th call of a kind fails, or kills it."""
 
 import subprocess
 from pathlib import Path
-
-from common import Reference, Run, expect
 
 
 class FaultsLibrary:
@@ -12,18 +10,8 @@ class FaultsLibrary:
         source = Path(__file__).with_name("faults.c")
         subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", self.path, source, "-ldl"], check=True)
 
-    def environment(self, run: Run, call: str = "", at: int = 0, action: str = "0", on: str = "once") -> dict:
-        """For Run.start; without a call, the calls are counted alone."""
-        values = {"FOLDER": run.folder, "CALL": call, "AT": at, "ACTION": action, "ON": on}
-        values["COUNTS"] = run.folder / "calls"
-        return {f"CHAOS_{name}": str(value) for name, value in values.items()} | {
-            "LD_PRELOAD": str(self.path)
-        }
-
-    def count(self, reference: Reference, run: Run) -> dict[str, int]:
-        """Calls of each kind that a run makes from where it stands to its end."""
-        code = run.run("--resume", "auto", environment=self.environment(run))
-        expect(code == 0, "the run whose calls are counted failed:", run.errors())
-        reference.expect_same(run)
-        lines = (run.folder / "calls").read_text().splitlines()
-        return {kind: int(number) for kind, number in map(str.split, lines) if int(number)}
+    def environment(self, below: Path, call: str, at: int, action: str, on: str = "once") -> dict[str, str]:
+        """Variables of the process: calls on files below a folder."""
+        values = {"FOLDER": below, "CALL": call, "AT": at, "ACTION": action, "ON": on}
+        variables = {f"CHAOS_{name}": str(value) for name, value in values.items()}
+        return variables | {"LD_PRELOAD": str(self.path)}

@@ -62,14 +62,14 @@ def was_killed(run: Run, code: int, saves: str, before: int, totals: Totals) -> 
 def prepare(folder: Path) -> Case:
     reference = Reference(folder)
     library = FaultsLibrary(folder)
-    calls = sum(library.count(reference, reference.copy(folder / "counted")).values())
+    calls = sum(reference.count_calls(reference.copy(folder / "counted"), library).values())
 
     def case(own: Path, rng: random.Random, totals: Totals) -> None:
         def kill(run: Run, saves: str, before: int) -> bool:
             kind = rng.choice(["time", "save", "call"])
             environment = {}
             if kind == "call":
-                environment = library.environment(run, "any", rng.randint(1, calls), "kill")
+                environment = library.environment(run.folder, "any", rng.randint(1, calls), "kill")
             flags = ("--resume", "auto", "--checkpoint-async", saves)
             process = run.start(*flags, environment=environment)
             if kind == "time":

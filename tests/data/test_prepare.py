@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data_command import content, make, stop_at, tokens
-from run import ROOT, run_llamac
+from run import ROOT, refused, run_llamac
 
 from llamac.base.errors import InputError
 from llamac.data import documents, hub, inputs, prepare, progress, read_bin, recipes, tokenizer
@@ -605,10 +605,8 @@ def test_a_file_that_is_not_what_its_name_says(tmp_path, ranks, name):
     elif name == "cut.jsonl.zst":
         data = pytest.importorskip("zstandard").compress(lines(texts(200)))[:-3]
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(InputError) as error:
-        make(tmp_path / name, "--tokenizer", ranks, "--out", tmp_path / "new" / "o")
-    assert str(error.value).startswith(f"{tmp_path / name}: {message}") and "\n" not in str(error.value)
-    assert not (tmp_path / "new").exists()
+    said = refused(make, tmp_path / name, "--tokenizer", ranks, "--out", tmp_path / "new" / "o")
+    assert said.startswith(f"{tmp_path / name}: {message}") and not (tmp_path / "new").exists()
 
 
 def arrow(columns: dict) -> bytes:
@@ -758,9 +756,8 @@ def test_bad_arguments(tmp_path, monkeypatch, arguments, message):
     Path("sp.model").write_bytes(b"\n\x0e\n\x05<unk>")
     write_parquet(Path("table.parquet"), body=["x"])
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(InputError, match=message) as error:
-        make("--out", "o", *arguments)
-    assert sorted(tmp_path.rglob("*")) == before and "\n" not in str(error.value)
+    assert re.search(message, refused(make, "--out", "o", *arguments))
+    assert sorted(tmp_path.rglob("*")) == before
     with pytest.raises(InputError, match="expected --out DIR"):
         make("good.txt")
 

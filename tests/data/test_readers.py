@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damaged import damaged
 from fuzz import damage, inputs, twins
-from run import one_line
+from run import one_line, refused
 
 from llamac.base import files
 from llamac.base.errors import InputError, printable
@@ -57,7 +58,7 @@ def test_c_survives_damage(build, tmp_path, reader):
             contents[:0], cuts = cut, cuts + len(cut)
         else:
             contents += cut
-        contents += [damage.damaged(rng, seed) for _ in range(100)]
+        contents += [damaged(rng, seed) for _ in range(100)]
     paths = [tmp_path / str(number) for number in range(len(contents))]
     for path, content in zip(paths, contents):
         path.write_bytes(content)
@@ -134,12 +135,10 @@ KIND = {"a": (str, None), "b": [{"c": range(2**31)}], "d": {str: float}, "e": ({
     ],
 )
 def test_kinds(value, message):
-    found = ""
-    try:
+    if message:
+        assert refused(files.expect, value, KIND, "f") == f"f: {message}"
+    else:
         assert files.expect(value, KIND, "f") is value
-    except InputError as error:
-        found = str(error).removeprefix("f: ")
-    assert found == message
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(460, marks=pytest.mark.slow)])

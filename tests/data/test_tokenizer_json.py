@@ -13,7 +13,7 @@ import pytest
 import xxhash
 from fuzz import twins
 from hf_dirs import NAMES, noise, sentencepiece
-from run import ROOT, run_llamac
+from run import ROOT, refused, run_llamac
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from llamac.base.errors import InputError
@@ -319,9 +319,7 @@ def test_characters_of_another_class(tmp_path, monkeypatch):
 )
 def test_malformed(tmp_path, content, message):
     (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(InputError) as error:
-        tokenizer.load(tmp_path)
-    assert message in str(error.value) and "\n" not in str(error.value)
+    assert message in refused(tokenizer.load, tmp_path)
 
 
 def test_a_decoder_that_is_neither(tmp_path):

@@ -11,20 +11,9 @@ namespace zero_checks {
 namespace {
 
 Words words_for(int64_t level) {
-    return {"--zero",
-            std::to_string(level),
-            "--optimizer-state",
-            "bf16",
-            "--master-weights",
-            "off",
-            "--dtype",
-            "bf16",
-            "--grad-dtype",
-            "bf16",
-            "--steps",
-            "4",
-            "--grad-clip",
-            "0.1"};
+    return words_of("--zero " + std::to_string(level) +
+                    " --optimizer-state bf16 --master-weights off --dtype bf16 --grad-dtype bf16 --steps 4 "
+                    "--grad-clip 0.1");
 }
 
 // Each rank has a folder of its own, and ranks compare their flags: names in that folder.

@@ -5,7 +5,7 @@
 // tests/model/test_model.py compares the two. fp8 (tests/model/test_fp8_model.py): products in fp8; also shows their scales and the
 // gradient of qkv as it enters a product. lora=RANK,ALPHA,TARGET,...: with the adapters in REFERENCE (tests/train/test_adapters.py).
 // steps: shows what follows so many optimizer steps, weights included. cp=N: one of N ranks of a context axis, which a launcher has
-// started; shows the tensors of its own tokens (tests/train/test_context_parallel.py).
+// started; shows the tensors of its own tokens (tests/train/test_meshes.py).
 #include <deque>
 #include <optional>
 

@@ -319,11 +319,8 @@ def hf_runs(**speeds: float) -> list[training.Run]:
     ]
 
 
-def test_hf_rows_and_chart(tmp_path, monkeypatch):
+def test_hf_rows_and_chart(tmp_path, figures):
     """Ratios to Hugging Face's plain model, round by round; what failed has a row and no bar."""
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    seen = []
-    monkeypatch.setattr(pyplot, "close", seen.append)
     found = [
         *hf_runs(transformers=1000, llamac=2000),
         training.Run("w", "liger", 1, failure="not installed: x"),
@@ -337,11 +334,9 @@ def test_hf_rows_and_chart(tmp_path, monkeypatch):
     ]
     assert text.startswith("## tiny: CPU, llamac ") and "Left out, the time was over: w hf, round 2." in text
     hf.chart(found, "title", tmp_path / "a.png")
-    speeds, memory = seen[0].axes
+    speeds, memory = figures[0].axes
     assert [label.get_text() for label in speeds.texts] == ["2,100   2.00x", "1,050"]
     assert [bar.get_width() for bar in memory.patches] == [20, 10]
-    monkeypatch.undo()
-    pyplot.close("all")
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,15 @@ import sys
 
 import numpy as np
 import pytest
-from run import ROOT, run_llamac
+from run import ROOT, refused, run_llamac
 
 sys.path.insert(0, str(ROOT / "dev"))
 import chart
 
-from llamac.base.errors import InputError
 from llamac.base.version import provenance
 from llamac.bench.report import PROGRAMS
 from llamac.bench.training import Run
 from llamac.report import plot
-
-pyplot = pytest.importorskip("matplotlib.pyplot")
 
 # Linear RGB as the color-blind see it: Machado, Oliveira and Fernandes (2009), severity 1.
 SIGHT = {
@@ -75,10 +72,8 @@ PAGE = """\
 
 
 @pytest.fixture
-def drawn(tmp_path, monkeypatch):
+def drawn(tmp_path, monkeypatch, figures):
     """drawn(content, name): the figure that dev/chart.py draws of a file."""
-    figures = []
-    monkeypatch.setattr(pyplot, "close", figures.append)
 
     def make(content: str, name: str = "page.md"):
         (tmp_path / name).write_text(content)
@@ -89,9 +84,7 @@ def drawn(tmp_path, monkeypatch):
         assert picture.startswith(b"\x89PNG") and len(picture) < 100_000
         return figures[-1]
 
-    yield make
-    monkeypatch.undo()
-    pyplot.close("all")
+    return make
 
 
 def title(figure) -> str:
@@ -152,9 +145,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("content, name, message", REFUSED.values(), ids=REFUSED)
 def test_refused(drawn, tmp_path, content, name, message):
-    with pytest.raises(InputError) as error:
-        drawn(content, name)
-    assert message in str(error.value) and str(tmp_path / name) in str(error.value)
+    said = refused(drawn, content, name)
+    assert message in said and str(tmp_path / name) in said
     assert not (tmp_path / "chart.png").exists()
 
 
@@ -186,13 +178,11 @@ def looks(lines) -> set[tuple]:
     return {(line.get_color(), line.get_linestyle()) for line in lines}
 
 
-def test_several_runs_in_one_picture(tmp_path, monkeypatch):
+def test_several_runs_in_one_picture(tmp_path, monkeypatch, figures):
     """Each has its name and a look of its own, and its difference to the first."""
     outs = [tmp_path / f"{k}/out" for k in range(10)]
     for k, out in enumerate(outs):
         losses(out, 2 + 0.1 * k, validation=k != 3)
-    figures = []
-    monkeypatch.setattr(pyplot, "close", figures.append)
     monkeypatch.setattr("sys.argv", ["plot", *map(str, outs), "--to", str(tmp_path / "all.png")])
     plot.main()
     (figure,) = figures
@@ -202,17 +192,10 @@ def test_several_runs_in_one_picture(tmp_path, monkeypatch):
     assert len(looks(top.lines)) == 10 and len(looks(bottom.lines)) == 9
     assert bottom.lines[0].get_ydata() == pytest.approx([0.1] * 4) and "0/out" in bottom.get_ylabel()
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
-    error = run_llamac("plot", *outs[:2], code=2).stderr
-    monkeypatch.undo()
-    pyplot.close("all")
-    assert "expected --to PNG" in error
+    assert "expected --to PNG" in run_llamac("plot", *outs[:2], code=2).stderr
 
 
-def test_ten_tasks_look_different(tmp_path, monkeypatch):
+def test_ten_tasks_look_different(tmp_path, figures):
     events = [{"event": "evaluation", "step": 1, "task": f"task{k}", "accuracy": 0.1 * k} for k in range(10)]
-    figures = []
-    monkeypatch.setattr(pyplot, "close", figures.append)
     plot.draw([{"event": "step", "step": 1, "loss": 2.0, "lr": 1e-3}, *events], tmp_path / "loss.png")
-    monkeypatch.undo()
     assert len(looks(figures[0].axes[-1].lines)) == 10
-    pyplot.close("all")

@@ -208,13 +208,10 @@ def run(tmp_path, *arguments: str) -> tuple[int, list[dict]]:
     return code, json.loads((tmp_path / "bench.json").read_text())
 
 
-def test_the_chart(tmp_path, monkeypatch):
+def test_the_chart(tmp_path, figures):
     """Copies and products have an axis each; a call that the caches serve hides no other; llamac is in the
     blue of loss.png, and behind the others stands how many times as fast it is.
     """
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    seen = []
-    monkeypatch.setattr(pyplot, "close", seen.append)
     known = {"preset": "8b", "device": "Abacus", "torch": "2", "dtype": "bf16"} | provenance()
     kinds = {"rmsnorm": ("GB/s", 90), "precompute_cis": ("GB/s", 900), "attention": ("TFLOP/s", 70)}
     rows = [
@@ -226,7 +223,7 @@ def test_the_chart(tmp_path, monkeypatch):
         )
     ]
     bench.chart(rows, tmp_path / "chart.png")
-    copies, products = seen[0].axes
+    copies, products = figures[0].axes
     blue = [int(plot.COLORS[0][k : k + 2], 16) / 255 for k in (1, 3, 5)] + [1]
     assert "copy" in copies.get_xlabel() and "product" in products.get_xlabel()
     assert copies.get_xlim()[1] < 200 and products.get_xlim()[1] < 100
@@ -234,8 +231,6 @@ def test_the_chart(tmp_path, monkeypatch):
     assert [text.get_text() for text in copies.texts] == ["90%", "… 900%", "45%   2.00x", "… 450%   2.00x"]
     assert products.patches[0].get_facecolor() == pytest.approx(blue)
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.undo()
-    pyplot.close("all")
 
 
 @pytest.mark.more

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from launch import needs
 from report_logs import HOSTILE, a_run, run_event, start_event, step_event, write
-from run import ROOT, flags
+from run import ROOT, flags, refused
 
 from llamac.base.errors import InputError
 from llamac.report import command as program
@@ -86,9 +86,7 @@ def test_a_step_twice_counts_as_it_was_written_last(tmp_path):
 )
 def test_bad_steps(tmp_path, event, expected):
     write(tmp_path, [*a_run(), event, step_event(4)])
-    with pytest.raises(InputError) as error:
-        read(tmp_path)
-    assert str(error.value) == f"{tmp_path / 'log.jsonl'}: line {len(a_run()) + 1}: {expected}"
+    assert refused(read, tmp_path) == f"{tmp_path / 'log.jsonl'}: line {len(a_run()) + 1}: {expected}"
 
 
 @pytest.mark.parametrize("line", ['{"event":"step",', "[1]", "\0\0", "[" * 5000, '{"a": 1}}'])
@@ -380,9 +378,7 @@ def test_missing_libraries(tmp_path, monkeypatch, module, arguments, expected):
     for name in [name for name in sys.modules if name.split(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError) as error:
-        program_of(monkeypatch, write(tmp_path, a_run()), *arguments)
-    assert expected in str(error.value)
+    assert expected in refused(program_of, monkeypatch, write(tmp_path, a_run()), *arguments)
 
 
 def test_no_text_installs_a_package_of_our_name():

@@ -38,12 +38,21 @@ std::vector<std::string> lines_of(const std::string& text) {
     return lines;
 }
 
-TEST(check_log) {
-    const std::string out = fresh_folder("log");
+// What f writes to a console.
+std::string shown_by(const std::function<void(std::FILE*)>& f) {
     char* text = nullptr;
     size_t size = 0;
-    std::FILE* console = open_memstream(&text, &size);
-    {
+    std::FILE* const console = open_memstream(&text, &size);
+    f(console);
+    std::fclose(console);
+    const std::string shown(text, size);
+    std::free(text);
+    return shown;
+}
+
+TEST(check_log) {
+    const std::string out = fresh_folder("log");
+    const std::string shown = shown_by([&](std::FILE* console) {
         Log log(out, {20, 2048, 1e9, 1e13, true}, console);
         for (const auto& [heading, rows] : configuration_rows(Options())) log.table(heading, rows);
         log.memory({{"weights", 38, 10 << 20}, {"activations", 7, 1 << 19}});
@@ -57,10 +66,7 @@ TEST(check_log) {
         log.sample(2, "def f():\n\t\"\xff\x1b[2J\u009b");
         log.checkpoint(2, out + "/step_000002", 12.5);
         log.print_usage();
-    }
-    std::fclose(console);
-    const std::string shown(text, size);
-    std::free(text);
+    });
 
     const auto events = events_of(out + "/log.jsonl");
     check(events.size() == 8, "one line an event");
@@ -144,8 +150,7 @@ TEST(check_log) {
 // Skipped steps, spikes, readings of the device's driver, bits per byte, ranks: each only where there is something to log.
 TEST(check_divergence) {
     const std::string out = fresh_folder("divergence");
-    std::FILE* console = std::tmpfile();
-    {
+    shown_by([&](std::FILE* console) {
         Log log(out, {20, 2048, 1e9, 0, true}, console);
         Usage usage;
         usage.sensors.watts = 700, usage.sensors.ecc_corrected = 3;
@@ -154,8 +159,7 @@ TEST(check_divergence) {
         log.spike(2, {"loss", 8.0, 3.0, 3.5});
         log.val(2, 8.0, 2.0);
         log.ranks(2, {usage_text(usage), usage_text({})});
-    }
-    std::fclose(console);
+    });
     const auto events = events_of(out + "/log.jsonl");
     check(events[0]["skipped"] == true && !events[1].contains("skipped"), "a skipped step");
     check(events[0]["device"] == json{{"watts", 700.0}, {"ecc_corrected", 3.0}} &&
@@ -176,10 +180,7 @@ TEST(check_divergence) {
 // With one line per two steps: counts of both, and the console warns of what is beyond its limit.
 TEST(check_saturated) {
     const std::string out = fresh_folder("saturated");
-    char* text = nullptr;
-    size_t size = 0;
-    std::FILE* console = open_memstream(&text, &size);
-    {
+    const std::string shown = shown_by([&](std::FILE* console) {
         Log log(out, {20, 2048, 1e9, 0, true, 2}, console);
         const auto step = [&](int64_t number, const std::vector<Saturated>& saturated) {
             log.step({number, 8.0, 1.5, 1e-3, 1000.0, false, 0, saturated});
@@ -191,10 +192,7 @@ TEST(check_saturated) {
         step(5, {{"0.d.down", 1, 1000}});
         log.saturated();
         log.saturated();
-    }
-    std::fclose(console);
-    const std::string shown(text, size);
-    std::free(text);
+    });
     std::vector<json> found;
     for (const json& event : events_of(out + "/log.jsonl"))
         if (event["event"] == "saturated") found.push_back(event);

@@ -491,22 +491,9 @@ TEST(check_predicted_rows) {
         json.replace(json.find(field), std::string(field).size(), "");
     fs::create_directories(in_folder("encoder"));
     put("encoder/config.json", json);
-    const Words words = {"--model",
-                         in_folder("encoder"),
-                         "--val-data",
-                         "none",
-                         "--mask-token",
-                         "3",
-                         "--batch-size",
-                         "16",
-                         "--seq-len",
-                         "32",
-                         "--steps",
-                         "2",
-                         "--mlm-probability",
-                         "0.05",
-                         "--total-batch-size",
-                         "1024"};
+    const Words words = with({"--model", in_folder("encoder")},
+                             words_of("--val-data none --mask-token 3 --batch-size 16 --seq-len 32 --steps 2 "
+                                      "--mlm-probability 0.05 --total-batch-size 1024"));
     const Options o = small_run(words);
     Trainer t(o, 1);
     int64_t rows = 0;

@@ -1,6 +1,6 @@
 """Checkpoints that are written while training goes on: the bytes, the log, memory, errors, signals.
 
-Kills at random moments: tests/chaos/kill.py; lost ranks: tests/train/test_several_devices.py.
+Kills at random moments: tests/chaos/kill.py; lost ranks: tests/train/test_rank_faults.py.
 """
 
 import functools
@@ -15,27 +15,19 @@ import time
 from pathlib import Path
 
 import pytest
-from launch import needs, ranks_of
-from run import MODEL, ROOT, end, events, flags, one_line, until
+from launch import mesh_flags, needs, ranks_of
+from run import MODEL, ROOT, end, events, flags, one_line, until_logged
 
-pytestmark = pytest.mark.program
+pytestmark = [pytest.mark.program, pytest.mark.usefixtures("one_thread")]
 EVERY_STEP = {"checkpoint_every": 1, "keep_checkpoints": 100}
 ENDLESS = {"steps": 1000000, "schedule": "constant", "val_every": 0, "val_data": "none"}
-RANKS = {
-    "1": {},
-    "2, zero 1": {"devices": 2, "batch_size": 2, "zero": 1},
-    "2, zero 3": {"devices": 2, "batch_size": 2, "zero": 3},
-}
+RANKS = ["", "dp 2 zero 1", "dp 2 zero 3"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread_per_rank(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-def needs_ranks(build, ranks: str) -> None:
-    if "devices" in RANKS[ranks]:
+def flags_of(build, ranks: str) -> dict:
+    if ranks:
         needs(build, "GLOO", 2)
+    return mesh_flags(ranks)
 
 
 def files(out: Path) -> dict[str, bytes]:
@@ -44,14 +36,13 @@ def files(out: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     "dtype, ranks",
-    [("f32", "1"), pytest.param("bf16", "2, zero 1", marks=pytest.mark.more), ("bf16", "2, zero 3")],
+    [("f32", ""), pytest.param("bf16", "dp 2 zero 1", marks=pytest.mark.more), ("bf16", "dp 2 zero 3")],
 )
 def test_the_bytes_of_a_synchronous_save(start, build, data, tmp_path, ranks, dtype):
     """Of every checkpoint and its manifest. A save waits for the one before."""
-    needs_ranks(build, ranks)
-    found = {}
+    own, found = flags_of(build, ranks) | EVERY_STEP, {}
     for saves in ("off", "on"):
-        line = flags(data, tmp_path / "out", dtype=dtype, checkpoint_async=saves, **RANKS[ranks] | EVERY_STEP)
+        line = flags(data, tmp_path / "out", dtype=dtype, checkpoint_async=saves, **own)
         end(start(*line), 0)
         assert [e["step"] for e in events(tmp_path / "out", "checkpoint")] == list(range(1, 9))
         assert not list((tmp_path / "out").glob(".step_*"))
@@ -133,7 +124,7 @@ def test_no_memory_for_the_copy(start, gpu, data, tmp_path, monkeypatch):
 def test_a_signal_while_one_is_written(start, data, tmp_path):
     """The last step's checkpoint, whatever was being written."""
     process = start(*flags(data, tmp_path, checkpoint_async="on", **ENDLESS | {"checkpoint_every": 1}))
-    until(lambda: (tmp_path / "log.jsonl").exists() and events(tmp_path, "checkpoint"), process)
+    until_logged(tmp_path, "checkpoint", process)
     process.send_signal(signal.SIGTERM)
     assert not end(process, 143).stderr
     last = events(tmp_path, "step")[-1]["step"]
@@ -145,19 +136,18 @@ def test_a_signal_while_one_is_written(start, data, tmp_path):
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_checkpoint_that_cannot_be_written(start, build, data, tmp_path, ranks):
     """Files may no longer be so large, on the last rank: one line with the last good one, which resumes."""
-    more = RANKS[ranks]
-    needs_ranks(build, ranks)
+    more = flags_of(build, ranks)
     kept = {"checkpoint_async": "on", "checkpoint_every": 2, "keep_checkpoints": 1000} | more
     process = start(*flags(data, tmp_path, **ENDLESS | kept))
-    until(lambda: (tmp_path / "log.jsonl").exists() and events(tmp_path, "checkpoint"), process)
-    last = ranks_of(process)[1] if more else process.pid
+    until_logged(tmp_path, "checkpoint", process)
+    last = ranks_of(process)[1] if ranks else process.pid
     limit = max(tmp_path.glob("step_*/optimizer*"), key=lambda p: p.name).stat().st_size - 1
     resource.prlimit(last, resource.RLIMIT_FSIZE, (limit, limit))
     line = one_line(end(process, 2))
     newest = max(tmp_path.glob("step_*"))
     reason = f"cannot write: File too large; the last checkpoint is {newest}"
     assert "optimizer" in line and line.endswith(reason)
-    assert ("rank 1: " in line) == bool(more)
+    assert ("rank 1: " in line) == bool(ranks)
     assert not list(tmp_path.glob(".step_*"))
     step = int(newest.name[5:])
     assert events(tmp_path, "checkpoint")[-1]["step"] == step

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from launch import has
+from launch import needs
 from run import assert_same_state, bits, events, flags, losses, one_line, tensors
 
 pytestmark = pytest.mark.program
@@ -156,21 +156,8 @@ def test_runs_change_between_fp8_and_storage(run, train, data, tmp_path):
     assert [e["step"] for e in events(tmp_path / "back", "step")] == [9]
 
 
-@pytest.mark.parametrize("recipe, zero", [("delayed", 2), pytest.param("row", 3, marks=pytest.mark.more)])
-def test_levels_of_zero_have_the_same_bits(build, train, data, tmp_path, recipe, zero):
-    if not has(build, "GLOO"):
-        pytest.skip("this build is without Gloo")
-    shared = {"devices": 2, "batch_size": 2, "total_batch_size": 4 * 16, "steps": 4}
-    shared |= {"matmul_dtype": "fp8", "fp8_recipe": recipe}
-    for level in (0, zero):
-        train(*flags(data, tmp_path / f"zero{level}", zero=level, **MODEL, **shared))
-    assert losses(tmp_path / "zero0") == losses(tmp_path / f"zero{zero}")
-    assert_same_state(tmp_path / "zero0/step_000004", tmp_path / f"zero{zero}/step_000004")
-
-
 def test_stored_weights_need_whole_weights(build, train, data, tmp_path):
-    if not has(build, "GLOO"):
-        pytest.skip("this build is without Gloo")
+    needs(build, "GLOO")
     extra = MODEL | {"matmul_dtype": "fp8", "fp8_weights": "stored", "zero": 3, "devices": 2}
     result = train(*flags(data, tmp_path / "out", **extra), code=2)
     assert "--fp8-weights stored: expected --zero 0 to 2" in result.stderr

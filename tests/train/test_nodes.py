@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launch import needs
-from meshes import write_model
-from run import ROOT, T, assert_same_state, events, flags, losses, numbers
+from run import ROOT, T, assert_same_state, events, flags, losses, numbers, write_model
 
 pytestmark = pytest.mark.program
 PORT = 29500  # nobody else is in these networks
@@ -254,7 +253,7 @@ MESHES = {"tp 2 dp 2": {"tp": 2}, "tp 2 pp 2": {"tp": 2, "pp": 2}}
 @pytest.fixture
 def divisible(shared) -> dict:
     """A model whose layers two ranks divide, and four sequences per step."""
-    model = write_model(shared, {"tied-gqa": {"intermediate_size": 132}}, "tied-gqa")
+    model = write_model(shared, "tied-gqa", intermediate_size=132)
     return model | {"batch_size": 1, "total_batch_size": 4 * T}
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hf_dirs import LLAMA3, SMALL
-from run import ROOT, run_llamac
+from run import ROOT, refused, run_llamac
 
 import llamac
 import train_llama3 as ref
@@ -30,34 +30,12 @@ from llamac.training.options import Options, parse
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
-def refused(function, *arguments) -> str:
-    """The one line that bad input gets."""
-    with pytest.raises(InputError) as error:
-        function(*arguments)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 # flags
 
 
 def test_flags():
-    o = parse(
-        [
-            "--batch-size",
-            "4",
-            "--lr=1e-3",
-            "--grad-clip",
-            "0",
-            "--schedule",
-            "wsd",
-            "--log",
-            "a",
-            "--log",
-            "b",
-            "--compile",
-        ]
-    )
+    line = "--batch-size 4 --lr=1e-3 --grad-clip 0 --schedule wsd --log a --log b --compile"
+    o = parse(line.split())
     assert (o.batch_size, o.lr, o.grad_clip, o.schedule, o.log, o.compile) == (4, 1e-3, 0.0, "wsd", "b", True)
     assert type(o.grad_clip) is float
 
@@ -335,11 +313,8 @@ def written_log(out: Path, losses: list[float]) -> None:
     (out / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
-def test_plot_of_a_short_run(tmp_path, monkeypatch):
+def test_plot_of_a_short_run(tmp_path, figures):
     """Whole steps on the axis, the last value right of the curves, a title that says what ran."""
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    seen = []
-    monkeypatch.setattr(pyplot, "close", seen.append)
     events = [
         {"event": "run", "device": "Abacus", "parameters": 2_400_000, "tokens_per_step": 2048},
         {"event": "start", "model": "models/tiny"},
@@ -349,7 +324,7 @@ def test_plot_of_a_short_run(tmp_path, monkeypatch):
     speed = {"event": "step", "tokens_per_s": 1e4}
     events += [speed | {"step": k, "loss": 8.0 - k, "lr": 1e-3 * k} for k in (1, 2, 3)]
     plot.draw(events, tmp_path / "loss.png")
-    (figure,) = seen
+    (figure,) = figures
     top, bottom = figure.axes
     assert top.get_title(loc="left") == "tiny · 2.4M parameters · 6.14K tokens\nAbacus · 10,000 tokens/s"
     figure.canvas.draw()
@@ -363,19 +338,17 @@ def test_plot_of_a_short_run(tmp_path, monkeypatch):
     assert len(figure.axes) == 2
     saturated = [{"event": "saturated", "step": k, "share": 10.0**-k} for k in (2, 3)]
     plot.draw(events + saturated, tmp_path / "loss.png")
-    (points,) = seen.pop().axes[2].lines
+    (points,) = figures.pop().axes[2].lines
     assert points.get_xydata().tolist() == [[2, 1e-2], [3, 1e-3]]
     answers = [{"event": "evaluation", "step": 3, "task": task, "accuracy": 0.5} for task in ("piqa", "arc")]
     plot.draw(events + saturated + answers, tmp_path / "loss.png")
-    panel = seen.pop().axes[3]
+    panel = figures.pop().axes[3]
     assert [(line.get_label(), line.get_xydata().tolist()) for line in panel.lines] == [
         ("arc", [[3, 0.5]]),
         ("piqa", [[3, 0.5]]),
     ]
     plot.draw(events[1:], tmp_path / "loss.png")  # a log of an earlier version
-    assert seen[1].axes[0].get_title(loc="left") == "tiny\n10,000 tokens/s"
-    monkeypatch.undo()
-    pyplot.close("all")
+    assert figures[1].axes[0].get_title(loc="left") == "tiny\n10,000 tokens/s"
 
 
 def test_duration():

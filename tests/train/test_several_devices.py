@@ -4,20 +4,15 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import time
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import as_ranks, needs, start_ranks, still_run, still_runs
+from launch import as_ranks, mesh_flags
 from run import (
     MODEL,
-    PRECISIONS,
-    ROOT,
+    SHORT,
     T,
     assert_same_state,
     events,
@@ -31,16 +26,7 @@ from run import (
 import llamac
 from llamac.data import write_bin
 
-pytestmark = pytest.mark.program
-SHORT = {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _gloo(build):
-    needs(build, "GLOO", devices=1)  # plans need none
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
+pytestmark = [pytest.mark.program, pytest.mark.usefixtures("ranks_over_gloo")]
 
 
 @pytest.fixture(scope="module")
@@ -51,45 +37,18 @@ def alone(train, data, tmp_path_factory):
     return out
 
 
-GROUPED = {"devices": 4, "shard_group": 2, "batch_size": 1}
-RANKS = {"2": {"devices": 2, "batch_size": 2}, "2 groups of 2": GROUPED}
+GROUPED = "dp 4 shard_group 2"
 
 
-@pytest.mark.parametrize("ranks", ["2", pytest.param("2 groups of 2", marks=pytest.mark.more)])
-def test_the_losses_of_one_rank(train, data, tmp_path, alone, ranks):
+@pytest.mark.parametrize("mesh", ["dp 2", pytest.param(GROUPED, marks=pytest.mark.more)])
+def test_the_losses_of_one_rank(train, data, tmp_path, alone, mesh):
     """In f32, at every level; levels have the same bits, down to the optimizer's state."""
     for level in range(4):
         out = tmp_path / f"zero{level}"
-        train(*flags(data, out, steps=8, zero=level, **RANKS[ranks], **SHORT))
+        train(*flags(data, out, steps=8, zero=level, **mesh_flags(mesh), **SHORT))
         np.testing.assert_allclose(losses(out), losses(alone), rtol=2e-6)
         assert numbers(out) == numbers(tmp_path / "zero0")
         assert_same_state(out / "step_000008", tmp_path / "zero0/step_000008")
-
-
-@pytest.mark.parametrize(
-    "precision, model, ranks, levels",
-    [
-        ("bf16", "tied-gqa", "2", (0, 1, 2, 3, 3)),
-        pytest.param("fp16", "tied-gqa", "2", (0, 3), marks=pytest.mark.more),
-        pytest.param("bf16", "tied-gqa", "2 groups of 2", (0, 2), marks=pytest.mark.more),
-        pytest.param("bf16-throughout", "qwen2", "2 groups of 2", (0, 3), marks=pytest.mark.more),
-        pytest.param("bf16-throughout", "qwen3", "2", (0, 2), marks=pytest.mark.more),
-        pytest.param("bf16-throughout", "phi3", "2", (0, 3), marks=pytest.mark.more),
-        pytest.param("bf16-throughout", "olmo2", "2", (0, 1, 2, 3), marks=pytest.mark.more),
-        ("bf16-throughout", "gpt2", "2 groups of 2", (1, 3)),
-        pytest.param("bf16-throughout", "bert", "2 groups of 2", (0, 3), marks=pytest.mark.more),
-    ],
-)
-def test_levels_have_the_same_bits(train, data, tmp_path, precision, model, ranks, levels):
-    """In 16 bits, bf16 rounded at random, with recomputation and verified steps; a level twice: again."""
-    more = {"recompute": "block", "verify_every": 2, "model": ROOT / f"tests/models/{model}.json"}
-    more |= PRECISIONS[precision] | RANKS[ranks] | SHORT
-    more |= {"mask_token": 4} if model == "bert" else {}
-    for number, level in enumerate(levels):
-        out = tmp_path / str(number)
-        train(*flags(data, out, steps=4, zero=level, **more))
-        assert numbers(out) == numbers(tmp_path / "0")
-        assert_same_state(out / "step_000004", tmp_path / "0/step_000004")
 
 
 def test_the_order_of_the_exchanges(build):
@@ -111,7 +70,7 @@ def test_accumulation(train, data, tmp_path):
     for level in range(4):
         out = tmp_path / f"zero{level}"
         more = {"zero": level, "total_batch_size": 4 * T * 4} | SHORT
-        train(*flags(data, out, steps=4, **GROUPED, **more))
+        train(*flags(data, out, steps=4, **mesh_flags(GROUPED), **more))
         np.testing.assert_allclose(losses(out), losses(tmp_path / "zero0"), rtol=2e-6)
     for a, b in ((0, 1), (2, 3)):
         assert numbers(tmp_path / f"zero{a}") == numbers(tmp_path / f"zero{b}")
@@ -130,12 +89,12 @@ def test_groups_are_summed_once_per_step(train, data, tmp_path, zero, types):
     for micro in (1, 3):
         out = tmp_path / str(micro)
         more = {"zero": zero, "total_batch_size": micro * 4 * T, "profile": 2} | types | SHORT
-        train(*flags(data, out, steps=4, **GROUPED, **more))
+        train(*flags(data, out, steps=4, **mesh_flags(GROUPED), **more))
         rows = json.loads((out / "profile.json").read_text())["operations"]
         found[micro] = {row["operation"]: (row["calls"], row["bytes"]) for row in rows}
     assert found[1]["all_reduce"] == found[3]["all_reduce"]
     assert found[3]["reduce_scatter"] == tuple(3 * each for each in found[1]["reduce_scatter"])
-    train(*flags(data, tmp_path / "zero0", steps=4, **GROUPED, **more | {"zero": 0}))
+    train(*flags(data, tmp_path / "zero0", steps=4, **mesh_flags(GROUPED), **more | {"zero": 0}))
     np.testing.assert_allclose(losses(out), losses(tmp_path / "zero0"), rtol=2e-3 if types else 2e-6)
 
 
@@ -156,19 +115,6 @@ def test_the_type_of_the_sums(train, data, tmp_path, grad_dtype, reduce_dtype, g
     np.testing.assert_allclose(losses(out), losses(tmp_path / "own"), rtol=2e-3)
 
 
-def test_validation_is_that_of_one_rank(train, data, tmp_path):
-    """Three batches on two ranks, and samples."""
-    more = {"steps": 2, "batch_size": 2, "total_batch_size": 2 * 2 * T, "val_steps": 3, "sample_every": 2}
-    for devices in (1, 2):
-        for level in (1, 3):
-            out = tmp_path / f"{devices}-{level}"
-            train(*flags(data, out, devices=devices, zero=level, **more))
-            first = tmp_path / "1-1"
-            found, expected = events(out, "val"), events(first, "val")
-            assert found[0] == expected[0] and len(found) == len(expected) == 2
-            assert [e["text"] for e in events(out, "sample")] == [e["text"] for e in events(first, "sample")]
-
-
 def test_resume_with_the_same_ranks(train, data, tmp_path):
     """The bits of a run that was not interrupted."""
     more = {"devices": 2, "zero": 2, "batch_size": 2, "dtype": "bf16"}
@@ -180,13 +126,6 @@ def test_resume_with_the_same_ranks(train, data, tmp_path):
     train(*flags(data, tmp_path / "parts", resume="auto", **more))
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
     assert_same_state(tmp_path / "parts/step_000008", tmp_path / "whole/step_000008")
-
-
-SAVE_AGAIN = """
-import sys, llamac
-trainer = llamac.Trainer(sys.argv[1], zero=int(sys.argv[2]), shard_group=int(sys.argv[3]), batch_size=1)
-trainer.save(sys.argv[4])
-"""
 
 
 STEPS_OF_OWN_TOKENS = """
@@ -216,33 +155,10 @@ def test_python_steps_on_tokens_of_each_rank(build, tmp_path):
     np.testing.assert_allclose(made[1], made[0], rtol=2e-6)
 
 
-RESHARDED = [
-    pytest.param((4, 3, 0), (2, 1, 0), marks=pytest.mark.more),
-    pytest.param((2, 2, 0), (2, 3, 0), marks=pytest.mark.more),
-    ((1, 0, 0), (4, 3, 2)),
-    ((4, 1, 2), (1, 0, 0)),
-]
-
-
-@pytest.mark.parametrize(("before", "after"), RESHARDED)
-def test_resume_with_other_ranks(train, data, tmp_path, before, after):
-    """Ranks, level, group: the state has the same bits, resharded, and the run goes on."""
-    more = {"total_batch_size": 4 * T, "batch_size": 1, "dtype": "bf16", "val_steps": 4}
-    first = {"devices": before[0], "zero": before[1], "shard_group": before[2]}
-    train(*flags(data, tmp_path / "a", **more, **first))
-    checkpoint = tmp_path / "a/step_000004"
-    command = [sys.executable, "-c", SAVE_AGAIN, checkpoint, str(after[1]), str(after[2]), tmp_path / "again"]
-    for code, text in as_ranks(command, after[0]):
-        assert code == 0, text
-    assert_same_state(tmp_path / "again", checkpoint)
-    again = {"devices": after[0], "zero": after[1], "shard_group": after[2], "resume": checkpoint}
-    train(*flags(data, tmp_path / "b", **more, **again))
-    np.testing.assert_allclose(losses(tmp_path / "b"), losses(tmp_path / "a")[4:], rtol=2e-3)
-    assert len(losses(tmp_path / "b")) == 4
-
-
 def test_ranks_write_a_block_at_the_same_time(train, data, tmp_path):
-    """At level 3 all gather block after block: each writes some of its tensors, and as many bytes."""
+    """At level 3 all gather block after block: each writes some of its tensors, and as many bytes;
+    transformers opens the checkpoint.
+    """
     train(*flags(data, tmp_path, devices=2, batch_size=2, zero=3, steps=4))
     folder = tmp_path / "step_000004"
     files = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
@@ -250,15 +166,9 @@ def test_ranks_write_a_block_at_the_same_time(train, data, tmp_path):
         assert len({file for name, file in files.items() if f".layers.{layer}." in name}) == 2
     small, large = sorted((folder / file).stat().st_size for file in set(files.values()))
     assert large < 1.2 * small
-
-
-def test_transformers_opens_the_checkpoint(train, data, tmp_path):
     transformers = pytest.importorskip("transformers")
-    train(*flags(data, tmp_path, devices=2, batch_size=2, zero=3, steps=4))
-    checkpoint = tmp_path / "step_000004"
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
-    state = model.state_dict()
-    for name, weight in tensors(checkpoint, "model").items():
+    state = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    for name, weight in tensors(folder, "model").items():
         np.testing.assert_array_equal(state[name].float().numpy(), weight)
 
 
@@ -311,179 +221,6 @@ def test_a_profile(train, data, gpu, tmp_path, zero):
     assert 0 <= hidden < own if gpu else hidden == pytest.approx(0, abs=1e-3 * own)
 
 
-ENDLESS = {"steps": 1000000, "schedule": "constant", "batch_size": 2, "val_every": 0}
-
-
-ASYNC = {"checkpoint_async": "on", "checkpoint_every": 1}
-
-
-@pytest.mark.parametrize(
-    "number, to_rank, saves",
-    [
-        (signal.SIGTERM, None, {}),
-        pytest.param(signal.SIGUSR1, 1, {}, marks=pytest.mark.more),
-        (signal.SIGTERM, 1, ASYNC),
-        pytest.param(signal.SIGUSR1, None, ASYNC, marks=pytest.mark.more),
-    ],
-)
-def test_a_signal(build, data, tmp_path, number, to_rank, saves):
-    """To the process that started the ranks, or to one: all end, with a checkpoint of the last step."""
-    process, ranks = start_ranks(build, data, tmp_path, **ENDLESS | saves, devices=2)
-    os.kill(process.pid if to_rank is None else ranks[to_rank], number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 128 + number and said == ""
-    last = events(tmp_path, "step")[-1]["step"]
-    assert events(tmp_path, "checkpoint")[-1]["step"] == last
-    assert not still_run(ranks)
-
-
-@pytest.mark.parametrize(
-    "rank, saves",
-    [
-        (0, "on"),
-        pytest.param(1, "off", marks=pytest.mark.more),
-        pytest.param(2, "on", marks=pytest.mark.more),
-    ],
-)
-def test_a_lost_rank(build, train, data, gpu, tmp_path, rank, saves):
-    """The others end with a line that names it, and no process is left; the newest checkpoint resumes."""
-    devices = 2 if gpu else 3
-    if rank == devices:
-        pytest.skip("two GPUs suffice")
-    endless = ENDLESS | {"devices": devices, "checkpoint_every": 2, "checkpoint_async": saves}
-    process, ranks = start_ranks(build, data, tmp_path, "checkpoint", **endless, collective_timeout=10)
-    os.kill(ranks[rank], signal.SIGKILL)
-    _, said = process.communicate(timeout=30)
-    assert process.returncode == 128 + signal.SIGKILL
-    first, *lines = said.splitlines()
-    assert first == f"train_llama3: rank {rank} was ended by signal 9 (Killed)"
-    assert len(lines) == devices - 1, said
-    for line in lines:
-        assert line.startswith(f"train_llama3: rank {rank} has ended or cannot be reached, as rank "), said
-        # On a GPU its heartbeat ends a rank that waits in a collective, without a word of the run.
-        assert gpu or "; the last checkpoint is " in line
-    assert not still_run(ranks)
-    newest = int(max(tmp_path.glob("step_*")).name[5:])
-    again = endless | {"steps": newest + 2, "resume": "auto"}
-    train(*flags(data, tmp_path, **again))
-    assert [e["step"] for e in events(tmp_path, "step")] == list(range(1, newest + 3))
-
-
-def test_a_rank_that_is_killed_at_once(build, data, tmp_path):
-    """Before the ranks have met: the flags' limit holds already."""
-    command = [build / "train_llama3", *flags(data, tmp_path / "out", devices=2, collective_timeout=2)]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.monotonic() + 30
-    while not (ranks := children.read_text().split()):
-        assert time.monotonic() < deadline
-    os.kill(int(ranks[0]), signal.SIGKILL)
-    _, said = process.communicate(timeout=20)
-    assert process.returncode == 128 + signal.SIGKILL
-    assert said.startswith("train_llama3: rank 0 was ended by signal 9 (Killed)\n")
-
-
-NO_SECOND_RANK = """
-#include <errno.h>
-#include <stdlib.h>
-#include <unistd.h>
-int execv(const char* path, char* const* arguments) {
-    const char* rank = getenv("RANK");
-    if (!rank || *rank != '1') return execve(path, arguments, environ);
-    errno = ENOMEM;
-    return -1;
-}
-"""
-
-
-def test_a_rank_whose_program_cannot_start(train, data, tmp_path):
-    """The process is there, but execve fails: the only line that names the cause is its own."""
-    (tmp_path / "no.c").write_text(NO_SECOND_RANK)
-    subprocess.run(
-        ["cc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", tmp_path / "no.so", tmp_path / "no.c"], check=True
-    )
-    options = flags(data, tmp_path / "out", devices=2, collective_timeout=1)
-    done = train(*options, code=2, env=os.environ | {"LD_PRELOAD": str(tmp_path / "no.so")})
-    expected = "rank 1: cannot start the program again: Cannot allocate memory"
-    assert done.stderr.startswith(f"train_llama3: {expected}\n")
-
-
-# A rank, the kind of a call that is slow on it, the files that it concerns, and --checkpoint-async.
-SLOW = [
-    pytest.param(0, "fsync", "out", "off", marks=pytest.mark.more),
-    (1, "fsync", "out", "on"),
-    pytest.param(1, "read", "data", "off", marks=pytest.mark.more),
-    pytest.param(0, "write", "out/log", "on", marks=pytest.mark.more),
-]
-
-
-@pytest.mark.parametrize(("rank", "call", "below", "saves"), SLOW)
-def test_a_slow_rank_is_waited_for(build, data, tmp_path, fault, rank, call, below, saves):
-    """Files that take longer than --collective-timeout, of one rank alone."""
-    shutil.copytree(data, tmp_path / "data")
-    more = {"steps": 3, "batch_size": 2, "checkpoint_every": 2, "collective_timeout": 1, "zero": 3}
-    command = [build / "train_llama3"]
-    command += flags(tmp_path / "data", tmp_path / "out", checkpoint_async=saves, **more)
-    assert as_ranks(command, 2, {rank: fault(tmp_path / below, call, 4, "sleep:3")}) == [(0, ""), (0, "")]
-    assert [e["step"] for e in events(tmp_path / "out", "step")] == [1, 2, 3]
-
-
-def test_the_watchdog_limits_the_wait(build, data, tmp_path, fault):
-    shutil.copytree(data, tmp_path / "data")
-    more = {"batch_size": 2, "collective_timeout": 1, "watchdog": 2}
-    command = [build / "train_llama3", *flags(tmp_path / "data", tmp_path / "out", **more)]
-    began = time.monotonic()
-    ended = as_ranks(command, 2, {1: fault(tmp_path / "data", "open", 2, "sleep:6")})
-    assert ended[0][0] == 2 and "rank 1 did not answer in time, as rank 0 found" in ended[0][1]
-    assert time.monotonic() - began < 20
-
-
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.more)])
-def test_an_own_error_wins(build, data, tmp_path, fault, rank):
-    """One rank cannot read, while the other one still reads, or does not answer any more."""
-    shutil.copytree(data, tmp_path / "data")
-    for slow in ("sleep:3", "kill"):
-        command = [build / "train_llama3"]
-        command += flags(tmp_path / "data", tmp_path / slow, batch_size=2, collective_timeout=1)
-        own = {
-            rank: fault(tmp_path / "data", "read", 2, "5"),
-            1 - rank: fault(tmp_path / "data", "read", 2, slow),
-        }
-        ended = as_ranks(command, 2, own)
-        assert ended[rank][0] == 2 and "cannot read: Input/output error" in one_line(ended[rank][1])
-        assert slow == "kill" or ended[1 - rank] == (2, "")
-
-
-@pytest.mark.parametrize(("rank", "call", "number"), [(0, "rename", 1), (1, "open", 3)])
-def test_a_checkpoint_that_one_rank_cannot_write(build, data, tmp_path, fault, rank, call, number):
-    """Shared weights: the others gather them at that time, and do not wait for the one that fails."""
-    command = [build / "train_llama3"]
-    command += flags(data, tmp_path / "out", batch_size=2, checkpoint_every=2, zero=3, checkpoint_async="off")
-    began = time.monotonic()
-    ended = as_ranks(command, 2, {rank: fault(tmp_path / "out", call, number, "28")})
-    assert ended[rank][0] == 2 and "No space left" in one_line(ended[rank][1])
-    assert ended[1 - rank] == (2, "") and time.monotonic() - began < 20
-
-
-@pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.more), 3])
-def test_validation_that_one_rank_cannot_read(build, data, tmp_path, zero):
-    """A token beyond the vocabulary in the batch of rank 1: one line, in time, with all finished steps."""
-    shutil.copy(data / "val_000.bin", tmp_path / "val.bin")
-    out = tmp_path / "out"
-    more = ENDLESS | {"val_data": tmp_path / "val.bin", "val_every": 20, "checkpoint_every": 0, "zero": zero}
-    process, ranks = start_ranks(build, data, out, **more, devices=2, collective_timeout=60)
-    with open(tmp_path / "val.bin", "r+b") as file:
-        file.seek(1024 + 2 * (2 * T + 5))
-        file.write(b"\xff\xff")
-    began = time.monotonic()
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 2 and time.monotonic() - began < 20
-    last = events(out, "step")[-1]["step"]
-    assert f"rank 1: {tmp_path / 'val.bin'}: " in one_line(said) and f"step_{last:06d}" in said
-    assert all(0 < e["loss"] < 10 for e in events(out, "val"))
-    assert events(out, "checkpoint")[-1]["step"] == last and not still_run(ranks)
-
-
 def test_ranks_share_the_reading_of_a_checkpoint(build, train, data, tmp_path, fault):
     """Damage that one of them finds, all know. The index is loaded by both, and checked by one."""
     out, more = tmp_path / "out", {"batch_size": 2, "zero": 3, "resume": "auto"}
@@ -517,65 +254,6 @@ def test_ranks_read_a_checkpoint_once(build, train, data, tmp_path, fault, zero,
     small = 4 * 48 << 10  # the manifest, the configuration and headers, by each
     assert 1.5 * size < sum(read) < 2 * size + small < 3 * size, (read, size)
     assert max(read) < 1.5 * sum(read) / 4, read
-
-
-@pytest.mark.parametrize("saves", [{}, {"checkpoint_async": "on", "checkpoint_every": 2}])
-def test_a_thread_that_cannot_start(train, data, tmp_path, fault, saves):
-    """One line, and the steps that are finished: 2 of them, where it is the thread that would save them."""
-    number = {"OPENBLAS_NUM_THREADS": "1"} | fault(tmp_path, "thread", 2 if saves else 1, "11")
-    done = train(*flags(data, tmp_path / "out", **saves), code=2, env=os.environ | number)
-    line = one_line(done)
-    assert "cannot start a thread: Resource temporarily unavailable" in line
-    assert ("step_000002" in line) == bool(saves)
-    assert (tmp_path / "out/step_000002/manifest.json").exists() == bool(saves)
-
-
-def test_a_rank_that_hangs(build, data, tmp_path):
-    """The others end when --collective-timeout is over, and --devices ends the one that hangs."""
-    process, ranks = start_ranks(build, data, tmp_path, **ENDLESS, devices=3, collective_timeout=3)
-    os.kill(ranks[1], signal.SIGSTOP)
-    began = time.monotonic()
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 2 and time.monotonic() - began < 3 + 2 + 5 + 5
-    assert (
-        len(said.splitlines()) == 2 and said.count("train_llama3: rank 1 did not answer in time, as ") == 2
-    ), said
-    assert not still_run(ranks)
-
-
-def test_a_signal_while_a_rank_hangs(build, data, tmp_path):
-    """The ranks cannot agree on a step: they end within seconds, as launchers expect it, and save nothing."""
-    more = ENDLESS | {"devices": 2, "checkpoint_every": -1}
-    process, ranks = start_ranks(build, data, tmp_path, **more)
-    os.kill(ranks[1], signal.SIGSTOP)
-    time.sleep(0.5)
-    os.kill(ranks[0], signal.SIGTERM)
-    deadline = time.monotonic() + 10
-    while still_runs(ranks[0]):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.kill(ranks[1], signal.SIGKILL)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert (
-        said == "train_llama3: SIGTERM: the other ranks do not answer: ended at once, without a checkpoint\n"
-    )
-
-
-def test_data_that_one_rank_cannot_read(build, data, tmp_path):
-    """All ranks end at the same step, with its checkpoint and one line that names it, not the one before."""
-    shard = tmp_path / "train.bin"
-    shutil.copy(data / "train_000.bin", shard)
-    out = tmp_path / "out"
-    more = ENDLESS | {"train_data": str(shard), "devices": 2, "collective_timeout": 10}
-    more["checkpoint_every"] = 20
-    process, ranks = start_ranks(build, data, out, "checkpoint", **more)
-    os.truncate(shard, 1024)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 2 and len(said.splitlines()) == 1, said
-    last = events(out, "step")[-1]["step"]
-    assert str(shard) in said and f"step_{last:06d}" in said
-    assert not still_run(ranks)
 
 
 BAD = {
