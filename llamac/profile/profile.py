@@ -28,15 +28,7 @@ CATEGORIES = {
     "GELU": (0.90, ("gelu",)),
     "loss": (
         0.90,
-        (
-            "cross_entropy",
-            "linear_cross_entropy",
-            "mean_loss",
-            "scale_loss",
-            "argmax",
-            "softmax_parts",
-            "cross_entropy_parts",
-        ),
+        ("cross_entropy", "linear_cross_entropy", "mean_loss", "scale_loss", "argmax", "softmax_parts"),
     ),
     "quantisation": (0.90, ("quantize", "update_scales", "scale_rows")),
     "optimizer": (0.90, ("adamw", "global_norm", "update_loss_scale")),

@@ -153,11 +153,11 @@ class Trainer:
         o = _options(native.options("", [("", _json(vars(self.options) | given))]))
         if isinstance(prompt, str):
             ids: Sequence[int] = [self._native.first_token(), *self.encode(prompt)]
-        else:
+        elif prompt is None:
             given_ids = map(int, split_list("sample_prompt_ids", o.sample_prompt_ids))
-            ids = prompt if prompt is not None else list(given_ids)
-            if prompt is None and not ids:
-                ids = [self._native.first_token()]
+            ids = list(given_ids) or [self._native.first_token()]
+        else:
+            ids = prompt
         start = self._ids(ids, "prompt", 1).tolist()
         made = self._native.sample(start, o.sample_tokens, o.sample_temperature, o.sample_top_k)
         return self.decode(made) if isinstance(prompt, str) else made
