@@ -173,8 +173,8 @@ class FeedForward(nn.Module):
 
 
 class DividedBlock(nn.Module):
-    """Of modules that can be divided: products as in Megatron-LM (Shoeybi et al. 2019), norms and the residual
-    by tokens (Korthikanti et al. 2022), the vocabulary in embedding, head and loss.
+    """Of modules that can be divided: products as in Megatron-LM (Shoeybi et al. 2019), norms and residual by
+    tokens (Korthikanti et al. 2022), the vocabulary in embedding, head and loss.
     """
 
     def __init__(self, c: Config):
