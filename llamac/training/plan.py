@@ -45,14 +45,9 @@ class Plan:
     estimate: dict[str, Any]
 
     def order(self) -> tuple[int, ...]:
-        f = self.flags
-        return (
-            f["tp"] * f["cp"] * f["pp"],
-            f["zero"],
-            -f["shard-group"],
-            RECOMPUTE.index(f["recompute"]),
-            self.estimate["memory"],
-        )
+        f, memory = self.flags, self.estimate["memory"]
+        parts = f["tp"] * f["cp"] * f["pp"]
+        return parts, f["zero"], -f["shard-group"], RECOMPUTE.index(f["recompute"]), memory
 
     @property
     def fits(self) -> bool:
