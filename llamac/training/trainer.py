@@ -104,9 +104,8 @@ class Trainer:
         Without arguments: the run's own next batch, as the program draws it.
         """
         if self.steps_done >= self.options.steps:
-            raise InputError(
-                f"step {self.steps_done + 1}: expected at most steps = {self.options.steps} steps"
-            )
+            expected = f"at most steps = {self.options.steps} steps"
+            raise InputError(f"step {self.steps_done + 1}: expected {expected}")
         if tokens is None and targets is None:
             if not self._native.has_training_data:
                 raise InputError("step: expected tokens and targets, or train_data, found neither")
