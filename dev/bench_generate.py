@@ -71,20 +71,14 @@ def decoding(args: argparse.Namespace, on_gpu: bool) -> None:
     theirs = AutoModelForCausalLM.from_pretrained(args.directory, dtype=TORCH[args.dtype])
     theirs = theirs.to("cuda" if on_gpu else "cpu")
     prompt, made = [ours.config.bos_token_id], {}
-    static = {"cache_implementation": "static"} if on_gpu else {}
+    how: dict = {"max_new_tokens": args.tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    how |= {"cache_implementation": "static"} if on_gpu else {}
 
     def with_llamac() -> None:
         made["llamac"] = ours.generate([prompt], args.tokens, Sampling(0), stops=[])[0]
 
     def with_transformers() -> None:
-        ids = theirs.generate(
-            torch.tensor([prompt], device=theirs.device),
-            max_new_tokens=args.tokens,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-            **static,
-        )
+        ids = theirs.generate(torch.tensor([prompt], device=theirs.device), **how)
         made["transformers"] = ids[0, 1:].tolist()
 
     ways = {"llamac": (args.tokens, with_llamac)}

@@ -8,7 +8,7 @@ ops      the same on llamac's operations
 script, torchao, hf, transformers, patched
          llamac/bench/peers.py: a plain PyTorch script, the same with torchao's float8, transformers with
          Liger's loss under torch.compile, as it is, and under llamac.patch
-dtensor  a plain script on several devices, by PyTorch's tensor parallelism (llamac/bench/dtensor.py)
+dtensor  the plain script on several devices, by PyTorch's tensor parallelism
 
 Tokens are random. The programs take turns: each round runs each of them once on each workload.
 

@@ -88,6 +88,7 @@ _PRODUCTS: Work = {"matmul_backward_input": (), "matmul_backward_weight": ()}
 _LOSSES: Work = {"cross_entropy": ("dlogits", "dlosses", "mean", "num_valid")}
 # In the place of the forward's: one call makes losses and gradients.
 _LOSSES_AND_GRADIENTS: Work = {"cross_entropy": ("dlosses", "mean", "num_valid")}
+_WIDE = {"K": "F"}  # rows of the feed-forward's width, not the head's
 _ROWS = [
     _row("rmsnorm", ("x", "weight"), {"rmsnorm_backward": ("out", "dresidual")}),
     _row("residual_rmsnorm", ("x", "residual", "weight"), {"rmsnorm_backward": ("out",)}),
@@ -99,17 +100,9 @@ _ROWS = [
     _row("repeat_kv", ("x",), {"repeat_kv_backward": ()}, ours=repeat_kv),
     _row("attention", ("q", "k", "v"), {"attention_backward": ()}, computes=True),
     _row("swiglu", ("gate_up",), {"swiglu_backward": ("out",)}),
-    _row("gelu", ("x", "bias"), {"gelu_backward": ("out",), "bias_backward": ()}, sizes={"K": "F"}),
+    _row("gelu", ("x", "bias"), {"gelu_backward": ("out",), "bias_backward": ()}, sizes=_WIDE),
     _row("cross_entropy", ("logits",), _LOSSES_AND_GRADIENTS, _LOSSES),
-    _row(
-        "linear",
-        ("x", "weight"),
-        _PRODUCTS,
-        _PRODUCT,
-        computes=True,
-        sizes={"K": "F"},
-        unsupported=without_fp8,
-    ),
+    _row("linear", ("x", "weight"), _PRODUCTS, _PRODUCT, computes=True, sizes=_WIDE, unsupported=without_fp8),
     _row("linear_cross_entropy", ("hidden", "weight"), _PRODUCTS, _PRODUCT, computes=True),
 ]
 FUNCTIONS = dict(_ROWS)
@@ -194,15 +187,7 @@ def _differences_of_a_draw(function: Function, case: Case) -> list[str]:
 def sizes(model: str, batch: int, length: int) -> dict[str, int]:
     """By dimension letter, of a preset's or file's model at batch x length tokens; K: the head's rows."""
     c = load_config(model)
-    return {
-        "B": batch,
-        "T": length,
-        "N": batch * length,
-        "C": c.hidden_size,
-        "NH": c.num_attention_heads,
-        "NKV": c.num_key_value_heads,
-        "HD": c.head_dim,
-        "F": c.intermediate_size,
-        "V": c.vocab_size,
-        "K": c.vocab_size,
-    }
+    rows = {"B": batch, "T": length, "N": batch * length}
+    widths = {"C": c.hidden_size, "F": c.intermediate_size, "V": c.vocab_size, "K": c.vocab_size}
+    heads = {"NH": c.num_attention_heads, "NKV": c.num_key_value_heads, "HD": c.head_dim}
+    return rows | widths | heads

@@ -65,15 +65,9 @@ def execute(
     words, begin, ended = [str(word) for word in command], time.monotonic(), 0
     with open(console, "ab+") if console else tempfile.TemporaryFile() as output:
         start = output.seek(0, os.SEEK_END)
+        how: Any = {"stdout": output, "stderr": output, "env": os.environ | environment}
         try:
-            process = subprocess.Popen(
-                words,
-                cwd=folder,
-                stdout=output,
-                stderr=output,
-                env=os.environ | environment,
-                start_new_session=True,
-            )
+            process = subprocess.Popen(words, cwd=folder, start_new_session=True, **how)
         except OSError as error:
             return Finished(f"{words[0]}: {error.strerror}")
         try:

@@ -8,7 +8,7 @@ liger         the same with all of Liger's kernels; Llama's alone
 compiled      the same as transformers, under torch.compile
 hf            with Liger's fused linear and cross-entropy, its decoder under torch.compile; Llama's alone
 patched       under llamac.patch; Llama's alone
-dtensor       the plain model divided among torchrun's devices (llamac/bench/dtensor.py); Llama's alone
+dtensor       the plain model divided among torchrun's devices by PyTorch's tensor parallelism; Llama's alone
 
 Weights, gradients and moments have the type of --dtype and are rounded to nearest. The optimizer is
 torch.optim.AdamW(fused=True) after clipping at 1; attention is cuDNN's where it takes the shape. Batches are
@@ -28,7 +28,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor.parallel import loss_parallel
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn.attention import sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -136,6 +145,84 @@ def script(c: Config, recompute: bool, float8: str = "", ranks: int = 1) -> tupl
     return model, torch.compile(model, dynamic=False)
 
 
+class Attention(nn.Module):
+    def __init__(self, c: Config):
+        super().__init__()
+        self.head_dim = c.head_dim
+        C, rows, few = c.hidden_size, c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        self.q, self.k, self.v = (nn.Linear(C, width, bias=False) for width in (rows, few, few))
+        self.out = nn.Linear(rows, C, bias=False)
+
+    def forward(self, x: Tensor, cis: Cis) -> Tensor:
+        q, k, v = (
+            each(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for each in (self.q, self.k, self.v)
+        )
+        q, k = rotated(q, cis), rotated(k, cis)
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.out(heads.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, c: Config):
+        super().__init__()
+        self.gate, self.up = (nn.Linear(c.hidden_size, c.intermediate_size, bias=False) for _ in range(2))
+        self.down = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class DividedBlock(nn.Module):
+    """Of modules that can be divided: products as in Megatron-LM (Shoeybi et al. 2019), norms and residual by
+    tokens (Korthikanti et al. 2022), the vocabulary in embedding, head and loss.
+    """
+
+    def __init__(self, c: Config):
+        super().__init__()
+        self.attention_norm, self.mlp_norm = (nn.RMSNorm(c.hidden_size, c.rms_norm_eps) for _ in range(2))
+        self.attention, self.mlp = Attention(c), FeedForward(c)
+
+    def forward(self, x: Tensor, cis: Cis) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), cis)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def divide(model: Llama, mesh: DeviceMesh) -> None:
+    tokens = Shard(1)  # a tensor [B,T,C] by its tokens
+    whole = PrepareModuleInput(input_layouts=(tokens, None), desired_input_layouts=(Replicate(), None))
+    for block in model.blocks:
+        plan = {
+            "attention_norm": SequenceParallel(),
+            "attention": whole,
+            **{f"attention.{name}": ColwiseParallel() for name in ("q", "k", "v")},
+            "attention.out": RowwiseParallel(output_layouts=tokens),
+            "mlp_norm": SequenceParallel(),
+            "mlp": PrepareModuleInput(input_layouts=tokens, desired_input_layouts=Replicate()),
+            **{f"mlp.{name}": ColwiseParallel() for name in ("gate", "up")},
+            "mlp.down": RowwiseParallel(output_layouts=tokens),
+        }
+        parallelize_module(block, mesh, plan)
+    ends = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=tokens),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=tokens, output_layouts=Shard(-1), use_local_output=False),
+    }
+    parallelize_module(model, mesh, ends)
+
+
+def dtensor(c: Config, device: torch.device) -> tuple[nn.Module, Loss]:
+    """The model on all devices of torchrun, and its loss; to call within loss_parallel(), as the backward."""
+    if c.model_type != "llama":
+        raise InputError(f"dtensor: expected a Llama, found a model of type {c.model_type}")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    model = Llama(c, False, DividedBlock)
+    divide(model, mesh)
+    if c.tie_word_embeddings:
+        model.head.weight = model.embedding.weight
+    return model, torch.compile(model, dynamic=False)
+
+
 def hugging_face(c: Config, recompute: bool, program: str, lora: int = 0) -> tuple[nn.Module, Loss]:
     from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -237,9 +324,7 @@ def main() -> None:
         if o.program in ("script", "torchao"):
             model, loss_of = script(c, recompute, o.float8 if o.program == "torchao" else "", ranks)
         elif o.program == "dtensor":
-            from llamac.bench import dtensor
-
-            model, loss_of = dtensor.build(c, device)
+            model, loss_of = dtensor(c, device)
         else:
             model, loss_of = hugging_face(c, recompute, o.program, o.lora)
     torch.set_default_dtype(torch.float32)

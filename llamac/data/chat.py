@@ -23,7 +23,7 @@ _KIND = {"chat_template": (str, [{"name": str, "template": str}], None)}
 _MARK = "\ufdd2{}\ufdd3"
 _MARKS = re.compile(_MARK.format(r"(\d+)"))
 # Names of a message's reasoning; templates read the first, and some the second.
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = ("reasoning_content", "thinking", "reasoning")
 # The choices of --template: the marker that ends a message, and the source.
 TEMPLATES = {
     "chatml": (
@@ -134,7 +134,7 @@ def _as_read(message: Any) -> Any:
     if not isinstance(message, dict):
         return message
     given = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((given[key] for key in _REASONING if key in given), None)
+    reasoning = next((given[key] for key in REASONING if key in given), None)
     return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
 
 

@@ -77,9 +77,8 @@ def _check(a: argparse.Namespace) -> None:
     if a.mix_tokens and not a.mix:
         raise InputError("--mix-tokens: expected --mix NAME=SHARE, found none")
     if not a.input and not a.dataset:
-        raise InputError(
-            "expected an input: files, folders, -, --dataset NAME, or " + ", ".join(recipes.RECIPES)
-        )
+        known = ", ".join(recipes.RECIPES)
+        raise InputError(f"expected an input: files, folders, -, --dataset NAME, or {known}")
     if a.out is None:
         if a.dataset or len(a.input) != 1 or a.input[0] not in recipes.RECIPES:
             raise InputError("expected --out DIR, where the shards go")
@@ -132,9 +131,8 @@ def _mixed(sources: list[Source], a: argparse.Namespace) -> list[Source]:
             raise InputError(f"--mix {entry}: expected NAME=SHARE with a share above 0")
     trained = [source.name for source in sources if source.reading.split != "val"]
     if sorted(weights) != sorted(trained):
-        raise InputError(
-            f"--mix: expected a share of each of {', '.join(trained)}, found {', '.join(weights)}"
-        )
+        expected = f"a share of each of {', '.join(trained)}"
+        raise InputError(f"--mix: expected {expected}, found {', '.join(weights)}")
     if a.mix_tokens and any(file.once for source in sources for file in source.files):
         raise InputError("--mix-tokens: expected files, which can be repeated, found standard input")
     total = sum(weights.values())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamac.base.errors import InputError
+from llamac.data.chat import REASONING
 
 KNOWN = (
     '{"messages": [{"role": ..., "content": ...}, ...]}, {"conversations": [{"from": ..., "value": ...}]}, '
@@ -21,16 +22,7 @@ _ROLES = {
 }
 # Of a message: whether it is trained on.
 MASKS = ("weight", "train", "loss_mask")
-_KEYS = {
-    "role",
-    "content",
-    "name",
-    "tool_calls",
-    "tool_call_id",
-    "reasoning_content",
-    "thinking",
-    "reasoning",
-}
+_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", *REASONING}
 
 
 class NoConversation(InputError):

@@ -439,8 +439,6 @@ def _joined(lines: Iterable[str]) -> Iterator[str]:
     """WikiText's articles: each begins with a heading of the first level."""
     held: list[str] = []
     for line in lines:
-        if not isinstance(line, str):
-            raise InputError(f"expected rows of text, found {type(line).__name__}")
         if held and _HEADING.fullmatch(line):
             yield "".join(held)
             held = []
@@ -497,16 +495,16 @@ def _guarded(file: InputFile, texts: Iterator[str]) -> Iterator[str]:
 
 def _rows(file: InputFile, how: Reading) -> Iterator[str]:
     """The texts of a stream, a table or JSON lines."""
+    found: Iterable[tuple[Any, str]]
     if file.kind == "hub":
-        yield from (text for text, _ in hub.rows(file.path, str(how.field)))
-        return
-    for block in _READERS[file.kind](file, how):
-        for _, value, reason in values(block, how.field):
-            if reason or not isinstance(value, str):
-                raise InputError(
-                    f"{file.path}: expected rows of text, found {reason or type(value).__name__}"
-                )
-            yield value
+        found = ((text, "") for text, _ in hub.rows(file.path, str(how.field)))
+    else:
+        blocks_ = _READERS[file.kind](file, how)
+        found = ((value, reason) for block in blocks_ for _, value, reason in values(block, how.field))
+    for value, reason in found:
+        if reason or not isinstance(value, str):
+            raise InputError(f"{file.path}: expected rows of text, found {reason or type(value).__name__}")
+        yield value
 
 
 def whole_rows(files: list[InputFile]) -> Iterator[tuple[str, Any, str]]:
@@ -524,8 +522,7 @@ def _whole(file: InputFile, texts: Iterable[str]) -> str:
         parts.append(text)
         held += len(text)
         if held > MOST_DOCUMENT:
+            expected = f"a text of at most {MOST_DOCUMENT >> 20} MiB"
             why = "which this tokenizer cannot encode in parts: cut it by --separator"
-            raise InputError(
-                f"{file.path}: expected a text of at most {MOST_DOCUMENT >> 20} MiB, found more, {why}"
-            )
+            raise InputError(f"{file.path}: expected {expected}, found more, {why}")
     return "".join(parts)

@@ -219,13 +219,10 @@ def describe(path: str, kind: str = "auto") -> InputFile:
     ending = Path(name.stem).suffix.lower() if packing else name.suffix.lower()
     found = _ENDINGS.get(ending, "text") if kind == "auto" else kind
     if kind == "auto" and ending in _TABLES:
-        write = (
-            "`pandas.read_csv(FILE, sep=None, engine='python').to_json(NEW, orient='records', lines=True)`"
-        )
-        help = f"{write} writes JSON lines, and --format text takes the file as one text"
-        raise InputError(
-            f"{path}: expected text, JSON lines, Parquet or Arrow, found {_TABLES[ending]}: {help}"
-        )
+        write = "pandas.read_csv(FILE, sep=None, engine='python').to_json(NEW, orient='records', lines=True)"
+        help = f"`{write}` writes JSON lines, and --format text takes the file as one text"
+        expected = "text, JSON lines, Parquet or Arrow"
+        raise InputError(f"{path}: expected {expected}, found {_TABLES[ending]}: {help}")
     if found == "megatron":
         if packing:
             raise InputError(f"{path}: expected Megatron's .bin and .idx unpacked, found {_NAMES[packing]}")
@@ -235,9 +232,8 @@ def describe(path: str, kind: str = "auto") -> InputFile:
     if kind == "auto" and found in ("json", "jsonl"):
         file = replace(file, kind=_kind_of_json(file))
     if not file.kind:
-        raise InputError(
-            f"{path}: expected JSON lines or a JSON array, found other text: --format text takes it as text"
-        )
+        expected = "JSON lines or a JSON array"
+        raise InputError(f"{path}: expected {expected}, found other text: --format text takes it as text")
     return file
 
 
@@ -247,9 +243,8 @@ def _describe_stdin(kind: str) -> InputFile:
     beginning = sys.stdin.buffer.peek(64)[:64]  # type: ignore
     packing = {"gzip": "gz", "Zstandard": "zst"}.get(_signature(beginning), "")
     if kind == "auto" and packing:
-        raise InputError(
-            f"-: expected text or JSON lines, found {_NAMES[packing]}: name its format with --format"
-        )
+        found = f"{_NAMES[packing]}: name its format with --format"
+        raise InputError(f"-: expected text or JSON lines, found {found}")
     if kind == "auto":
         kind = {"Parquet": "parquet", "Arrow": "arrow"}.get(_signature(beginning), "")
         kind = kind or ("jsonl" if beginning.lstrip().startswith(b"{") else "text")
@@ -295,12 +290,8 @@ def find(name: str, out: Path, kind: str = "auto", split: str = "train"):
         saved = _datasets_folder(path, split)
         files, refused = (saved, []) if saved is not None else _folder(path, out.resolve(), kind)
         if not files:
-            reason = (
-                f", found {len(refused)} others: {refused[0][0]}: {refused[0][1]}"
-                if refused
-                else ", found none"
-            )
-            raise InputError(f"{path}: expected files of text, JSON lines, Parquet or Arrow{reason}")
+            others = f"{len(refused)} others: {': '.join(refused[0])}" if refused else "none"
+            raise InputError(f"{path}: expected files of text, JSON lines, Parquet or Arrow, found {others}")
         return files, refused
     if path.exists():
         return [describe(name, kind)], []

@@ -192,9 +192,8 @@ def load(path: str | Path) -> Any:
     # A message of protocol buffers begins with this byte; base64 has none such.
     if path.suffix == ".model" and content[:1] == b"\n":
         way = "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of transformers writes it"
-        raise InputError(
-            f"{path}: expected a rank file, found sentencepiece's: name its tokenizer.json, {way}"
-        )
+        other = f"sentencepiece's: name its tokenizer.json, {way}"
+        raise InputError(f"{path}: expected a rank file, found {other}")
     return Tokenizer(_read_ranks(path, content), xxhash.xxh3_64_intdigest(content), path)
 
 
@@ -202,9 +201,8 @@ def _in_directory(folder: Path) -> Path:
     names = ("tokenizer.json", RANK_FILE, "tokenizer.model")
     found = next((folder / name for name in names if (folder / name).exists()), None)
     if not found:
-        raise InputError(
-            f"{folder}: expected a tokenizer in the directory, one of {', '.join(names)}, found none"
-        )
+        expected = f"a tokenizer in the directory, one of {', '.join(names)}"
+        raise InputError(f"{folder}: expected {expected}, found none")
     return found
 
 

@@ -24,6 +24,8 @@ from llamac.data.vocabulary import MOST_TOKENS, Vocabulary
 
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 _SPLITS = (GPT2_SPLIT, LLAMA3_SPLIT, QWEN2_SPLIT)
+# Of a BPE, with which tiktoken would have other ids.
+_ODD_SETTINGS = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
 # What a directory may hold beside tokenizer.json; goes with the tokens, and from there into checkpoints.
 SETTINGS = (*special_tokens.FILES, "chat_template.jinja", "chat_template.json")
 
@@ -206,14 +208,7 @@ class _Fast:
         """None where the ids might differ."""
         config, pattern = tokenizer.model, split_pattern(tokenizer.model)
         model = config.get("model") or {}
-        odd_settings = (
-            "dropout",
-            "continuing_subword_prefix",
-            "end_of_word_suffix",
-            "fuse_unk",
-            "byte_fallback",
-        )
-        if pattern is None or model.get("type") != "BPE" or any(model.get(name) for name in odd_settings):
+        if pattern is None or model.get("type") != "BPE" or any(model.get(name) for name in _ODD_SETTINGS):
             return None
         added = {token.content for token in tokenizer.backend.get_added_tokens_decoder().values()}
         words = _words_in_order(model, added)

@@ -258,10 +258,8 @@ class Loader:
         self.rank, self.world, self.seed = rank, world, seed
         for shard in self.shards:
             if shard.vocab_size > vocab_size:
-                expected = f"at most the model's {vocab_size}"
-                raise InputError(
-                    f"{shard.path}: vocabulary size: expected {expected}, found {shard.vocab_size}"
-                )
+                expected = f"at most the model's {vocab_size}, found {shard.vocab_size}"
+                raise InputError(f"{shard.path}: vocabulary size: expected {expected}")
             if shard.packed:
                 only = "only ./train_llama3 and llamac.Trainer train on them"
                 raise InputError(f"{shard.path}: packed documents: {only}")

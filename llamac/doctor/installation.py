@@ -379,37 +379,30 @@ def examine() -> Iterator[Line]:
         return
     from llamac.base import extension
 
-    platform = extension.platform()
-    lines = Lines()
-    yield from lines.of(check_torch(torch, platform))
-    gpus = torch.cuda.device_count() if has_driver(platform) and not lines.failed else 0
-    if not lines.failed:
+    platform, wrong = extension.platform(), list[Line]()
+
+    def noted(lines: Iterable[Line]) -> Iterator[Line]:
+        for line in lines:
+            wrong.extend([] if line.ok else [line])
+            yield line
+
+    yield from noted(check_torch(torch, platform))
+    gpus = torch.cuda.device_count() if has_driver(platform) and not wrong else 0
+    if not wrong:
         for device in range(gpus) or ["cpu"]:
             yield from check_product(torch, device)
-    yield from lines.of(check_extension(extension, torch))
+    yield from noted(check_extension(extension, torch))
     yield from check_engines(gpus)
     files = loaded_files()
     yield from check_libraries(platform, files)
     if has_driver(platform):
         yield from check_versions(platform, files)
-        yield from lines.of(check_devices(torch, platform, architectures(extension)))
+        yield from noted(check_devices(torch, platform, architectures(extension)))
     else:
         unused = "" if platform == "cpu" else f"; no driver for torch's {NAMES[platform]} devices is loaded"
         yield Line("device", f"CPU, {torch.get_num_threads()} threads{unused}")
-    if not lines.failed:
+    if not wrong:
         yield from check_functions("cuda" if gpus else "cpu")
-
-
-@dataclass
-class Lines:
-    """Passes lines on and remembers whether one failed."""
-
-    failed: bool = False
-
-    def of(self, lines: Iterable[Line]) -> Iterator[Line]:
-        for line in lines:
-            self.failed |= not line.ok
-            yield line
 
 
 def architectures(extension: ModuleType) -> list[str]:

@@ -213,10 +213,8 @@ def talk(session: Session, lines: Iterable[str], out: TextIO) -> None:
         ids = session.encode(messages)
         room = session.room(len(ids))
         if room < 1:
-            expected = f"at most {session.context} tokens, the context"
-            raise InputError(
-                f"conversation: expected {expected}, found {len(ids)}; start another or raise --context"
-            )
+            expected = f"at most {session.context} tokens, the context, found {len(ids)}"
+            raise InputError(f"conversation: expected {expected}; start another or raise --context")
         count = min(session.args.tokens or MOST_TOKENS, room)
         text = session.stream(model, ids, count, out)
         messages.append({"role": "assistant", "content": text})

@@ -239,10 +239,8 @@ def load_tokenizer(path: Path, vocab_size: int) -> Any:
     """The tokenizer of a directory or file. Raises Error if it has more tokens than the model."""
     found = tokenizer.load(path)
     if found.vocab_size > vocab_size:
-        raise InputError(
-            f"{found.path}: expected a tokenizer of at most the model's {vocab_size} tokens, "
-            f"found one of {found.vocab_size}"
-        )
+        expected = f"a tokenizer of at most the model's {vocab_size} tokens"
+        raise InputError(f"{found.path}: expected {expected}, found one of {found.vocab_size}")
     return found
 
 

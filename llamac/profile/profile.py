@@ -28,15 +28,7 @@ CATEGORIES = {
     "GELU": (0.90, ("gelu",)),
     "loss": (
         0.90,
-        (
-            "cross_entropy",
-            "linear_cross_entropy",
-            "mean_loss",
-            "scale_loss",
-            "argmax",
-            "softmax_parts",
-            "cross_entropy_parts",
-        ),
+        ("cross_entropy", "linear_cross_entropy", "mean_loss", "scale_loss", "argmax", "softmax_parts"),
     ),
     "quantisation": (0.90, ("quantize", "update_scales", "scale_rows")),
     "optimizer": (0.90, ("adamw", "global_norm", "update_loss_scale")),
@@ -123,18 +115,11 @@ def _row(values: dict) -> Row:
 def read(path: str | Path) -> Profile:
     """The profile.json of a run. Raises InputError naming the file and the field."""
     values = read_json(path, _KIND)
-    device = values["device"]
-    return Profile(
-        device=device["name"],
-        gpu=device["gpu"],
-        peak_tflops=device.get("peak_tflops"),
-        copy_gbps=device.get("copy_gbps"),
-        steps=values["steps"],
-        seconds=values["seconds"],
-        idle_seconds=values["idle_seconds"],
-        rows=tuple(map(_row, values["operations"])),
-        exposed_seconds=values.get(_EXPOSED) or 0.0,
-    )
+    device, rows = values["device"], tuple(map(_row, values["operations"]))
+    rates = {key: device.get(key) for key in ("peak_tflops", "copy_gbps")}
+    times = {key: values[key] for key in ("steps", "seconds", "idle_seconds")}
+    exposed = values.get(_EXPOSED) or 0.0
+    return Profile(device["name"], device["gpu"], **rates, **times, rows=rows, exposed_seconds=exposed)
 
 
 # Judging

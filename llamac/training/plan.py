@@ -45,14 +45,9 @@ class Plan:
     estimate: dict[str, Any]
 
     def order(self) -> tuple[int, ...]:
-        f = self.flags
-        return (
-            f["tp"] * f["cp"] * f["pp"],
-            f["zero"],
-            -f["shard-group"],
-            RECOMPUTE.index(f["recompute"]),
-            self.estimate["memory"],
-        )
+        f, memory = self.flags, self.estimate["memory"]
+        parts = f["tp"] * f["cp"] * f["pp"]
+        return parts, f["zero"], -f["shard-group"], RECOMPUTE.index(f["recompute"]), memory
 
     @property
     def fits(self) -> bool:
@@ -314,9 +309,8 @@ def main() -> None:
     search = Search(values, args.device, args.device_memory, args.devices_per_node)
     if not search.meshes(args.devices):
         sequences = values["total-batch-size"] // values["seq-len"]
-        raise InputError(
-            f"--total-batch-size: no mesh of {args.devices} devices divides {sequences} sequences"
-        )
+        none = f"no mesh of {args.devices} devices divides {sequences} sequences"
+        raise InputError(f"--total-batch-size: {none}")
     plans: list[Plan] = []
     others: list[Plan] = []  # the fastest with fewer bytes per parameter
     for states in STATES:

@@ -59,9 +59,8 @@ def prepare(o: Options) -> tuple[Config, str, "Batches"]:
     if o.matmul_dtype == "fp8":
         fp8.blocks_in_fp8(o, config)
     if (longest := config.max_position_embeddings) < o.seq_len:
-        raise InputError(
-            f"--seq-len: expected at most {longest}, the model's longest sequence, found {o.seq_len}"
-        )
+        expected = f"at most {longest}, the model's longest sequence"
+        raise InputError(f"--seq-len: expected {expected}, found {o.seq_len}")
     if rank() == 0 and (dropout := dropouts(o.model)):
         warnings.warn(f"{o.model}: dropout is not applied, found {dropout}", stacklevel=2)
     batches = Batches(o, config, device)
@@ -90,9 +89,8 @@ class Batches:
         tokenizer = tokenizers.find(o.tokenizer, self.data.shards)
         if not tokenizer:
             expected = "the tokenizer of the data, whose tokens tell documents apart"
-            raise InputError(
-                f"--document-mask on: expected {expected}, found none; --tokenizer FILE names it"
-            )
+            found = "none; --tokenizer FILE names it"
+            raise InputError(f"--document-mask on: expected {expected}, found {found}")
         marks = [token for token in (tokenizer.bos, tokenizer.eos) if token is not None]
         where = f"{tokenizer.path}: --document-mask on: expected"
         if not marks:
@@ -112,19 +110,16 @@ class Batches:
                 f"a token below the model's vocabulary of {config.vocab_size} that replaces masked ones"
             )
             raise InputError(f"--mask-token: expected {expected}, or a tokenizer with [MASK], found {mask}")
-        special = {id for id, token in enumerate(tokens) if token in BERT_SPECIAL} | {
-            mask,
-            config.pad_token_id,
-        }
+        special = {mask, config.pad_token_id}
+        special |= {id for id, token in enumerate(tokens) if token in BERT_SPECIAL}
         special |= {tokenizer.bos, tokenizer.eos} if tokenizer else set()
         found = np.isin(np.arange(config.vocab_size), [id for id in special if id is not None])
         continues = None
         if o.mlm_whole_words == "on":
             if not any(token.startswith(b" ") for token in tokens):
                 expected = "the tokenizer of the data, with tokens that begin with a space"
-                where = (
-                    f"no such token in {tokenizer.path}" if tokenizer else "none; --tokenizer FILE names it"
-                )
+                where = "none; --tokenizer FILE names it"
+                where = f"no such token in {tokenizer.path}" if tokenizer else where
                 raise InputError(f"--mlm-whole-words on: expected {expected}, found {where}")
             inside = [id for id, token in enumerate(tokens) if not token.startswith(b" ")]
             continues = np.isin(np.arange(config.vocab_size), inside) & ~found

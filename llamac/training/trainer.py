@@ -104,9 +104,8 @@ class Trainer:
         Without arguments: the run's own next batch, as the program draws it.
         """
         if self.steps_done >= self.options.steps:
-            raise InputError(
-                f"step {self.steps_done + 1}: expected at most steps = {self.options.steps} steps"
-            )
+            expected = f"at most steps = {self.options.steps} steps"
+            raise InputError(f"step {self.steps_done + 1}: expected {expected}")
         if tokens is None and targets is None:
             if not self._native.has_training_data:
                 raise InputError("step: expected tokens and targets, or train_data, found neither")
@@ -153,11 +152,11 @@ class Trainer:
         o = _options(native.options("", [("", _json(vars(self.options) | given))]))
         if isinstance(prompt, str):
             ids: Sequence[int] = [self._native.first_token(), *self.encode(prompt)]
-        else:
+        elif prompt is None:
             given_ids = map(int, split_list("sample_prompt_ids", o.sample_prompt_ids))
-            ids = prompt if prompt is not None else list(given_ids)
-            if prompt is None and not ids:
-                ids = [self._native.first_token()]
+            ids = list(given_ids) or [self._native.first_token()]
+        else:
+            ids = prompt
         start = self._ids(ids, "prompt", 1).tolist()
         made = self._native.sample(start, o.sample_tokens, o.sample_temperature, o.sample_top_k)
         return self.decode(made) if isinstance(prompt, str) else made

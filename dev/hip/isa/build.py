@@ -39,14 +39,9 @@ def build(folder: Path, program: bool = False) -> None:
     environment = os.environ | {"HIPCXX": str(clang)}
     if compiler.folder:
         environment["ROCM_PATH"] = str(compiler.folder)
-    configure = (
-        "-DLLAMAC_PLATFORM=amd",
-        "-DCMAKE_HIP_ARCHITECTURES=gfx942",
-        "-DLLAMAC_GLOO=OFF",
-        "-DLLAMAC_MPI=OFF",
-        "-DLLAMAC_NCCL=OFF",
-        "-DCMAKE_DISABLE_FIND_PACKAGE_hipblaslt=ON",
-    )
+    configure = ["-DLLAMAC_PLATFORM=amd", "-DCMAKE_HIP_ARCHITECTURES=gfx942"]
+    configure += [f"-DLLAMAC_{engine}=OFF" for engine in ("GLOO", "MPI", "NCCL")]
+    configure += ["-DCMAKE_DISABLE_FIND_PACKAGE_hipblaslt=ON"]
     call("cmake", "-S", ROOT, "-B", objects, *configure, env=environment)
     targets = ["llamac_operations", *(["llamac"] if program else [])]
     call("cmake", "--build", objects, "--parallel", "2", "--target", *targets, env=environment)

@@ -18,13 +18,8 @@ sys.path.append(str(HERE.parent))
 from resources import short_name
 
 # core/dtype.h; numpy has no types for those with names.
-NUMBERS = {
-    np.float32: 0,
-    "bf16": 1,
-    np.float64: 2,
-    np.int32: 3,
-    **{form: 5 + i for i, form in enumerate(FORMS)},
-}
+NUMBERS = {np.float32: 0, "bf16": 1, np.float64: 2, np.int32: 3}
+NUMBERS |= {form: 5 + i for i, form in enumerate(FORMS)}
 NAIVE = "naive"  # the variant that explains; all others of the device are optimized
 
 

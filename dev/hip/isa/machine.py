@@ -94,15 +94,8 @@ class Wave:
         self.sgpr = np.zeros(emu.SGPR_COUNT + 4, np.uint32)
         self.vgpr, self.acc = np.zeros((256, 64), np.uint32), np.zeros((256, 64), np.uint32)
         self.mv = memoryview(self.sgpr).cast("B")[: emu.PC_LO_IDX * 4 + 8].cast("Q")
-        c = ctypes.c_uint64
-        self.buffers = [
-            c(self.sgpr.ctypes.data),
-            c(self.vgpr.ctypes.data),
-            c(0),
-            c(lds.at),
-            c(0),
-            c(self.acc.ctypes.data),
-        ]
+        sgpr, vgpr, acc = (file.ctypes.data for file in (self.sgpr, self.vgpr, self.acc))
+        self.buffers = [ctypes.c_uint64(at) for at in (sgpr, vgpr, 0, lds.at, 0, acc)]
 
     def start(self, kernel, user, group, first, threads, block):
         s = self.sgpr
@@ -124,9 +117,8 @@ class Wave:
         self.vgpr[:] = NAN_REGISTER
         self.acc[:] = NAN_REGISTER
         t = first + np.arange(64)
-        self.vgpr[0, :lanes] = (
-            t % block[0] | t // block[0] % block[1] << 10 | t // (block[0] * block[1]) << 20
-        )[:lanes]
+        ids = t % block[0] | t // block[0] % block[1] << 10 | t // (block[0] * block[1]) << 20
+        self.vgpr[0, :lanes] = ids[:lanes]
         if kernel.scratch:
             self.scratch = np.full(kernel.scratch * 64 + 64, 0xFF, np.uint8)
             self.buffers[4] = ctypes.c_uint64(self.scratch.ctypes.data)
@@ -184,15 +176,10 @@ class Machine:
             self.watched[key] = name, lds_access(name, int.from_bytes(raw[:8], "little"))
         name, use = self.watched[key]
         if use:
-            self.races.access(
-                kernel.name,
-                name,
-                pc - kernel.entry,
-                use[0](self.waves[wave_number]),
-                use[1],
-                wave_number,
-                self.epochs[wave_number],
-            )
+            words, writes = use
+            where = kernel.name, name, pc - kernel.entry
+            who = wave_number, self.epochs[wave_number]
+            self.races.access(*where, words(self.waves[wave_number]), writes, *who)
 
     def launch(self, kernel, grid, block, arguments, dynamic):
         """arguments: addresses of the explicit arguments' values, as hipLaunchKernel takes them."""

@@ -130,9 +130,8 @@ class Entry:
 
     def numbers(self, n: Numbers, clock: Clock) -> Numbers:
         chip = self.chip
-        per_cycle = (
-            chip["far"]["value"] / chip["units"] / (self.chip.get("gemm", {}).get("value", clock.fixed) * 1e9)
-        )
+        ghz = chip.get("gemm", {}).get("value", clock.fixed)
+        per_cycle = chip["far"]["value"] / chip["units"] / (ghz * 1e9)
         return replace(n, far_bytes=round(per_cycle, 1), mfma_hold=chip.get("mfma_hold", n.mfma_hold))
 
     def unit(self, resident: int, rounds: int, n: Numbers) -> Unit:
@@ -193,15 +192,8 @@ class Entry:
         if self.facts["work"] == "gemm":
             return 2.0 * shape[0] * shape[1] * shape[2]
         batch, heads, length, depth = shape
-        return (
-            self.facts["products"]
-            * 2.0
-            * batch
-            * heads
-            * length**2
-            * depth
-            / (2 if self.facts.get("causal") else 1)
-        )
+        whole = self.facts["products"] * 2.0 * batch * heads * length**2 * depth
+        return whole / 2 if self.facts.get("causal") else whole
 
     def grid(self, case: Case, n: Numbers) -> tuple[float, float]:
         """Cycles, and the share of them in which a compute unit's blocks are in their loop."""
@@ -482,10 +474,8 @@ def report(found: list[Entry], folder: Path | None) -> None:
     models = models_by_rule()
     print("Predicted, not measured. Errors on families held out, median and worst case, percent:")
     for rule, facts in rules.items():
-        print(
-            f"- {rule}: "
-            + ", ".join(f"{work} {half}, {worst}" for work, (half, worst) in facts["errors"].items())
-        )
+        shown = (f"{work} {half}, {worst}" for work, (half, worst) in facts["errors"].items())
+        print(f"- {rule}: {', '.join(shown)}")
     both = " | ".join(f"{rule} ms | error | GHz" for rule in rules)
     print(f"\n| kernel | shape | {both} | published | TFLOP/s | count, no overlap |")
     print("| --- | --- |" + " ---: |" * (3 * len(rules) + 3))

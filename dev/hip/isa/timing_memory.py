@@ -106,14 +106,9 @@ def main() -> int:
     # Waves wait for memory, so the clock is the highest.
     ghz = chip["peak"]["value"]
     per_cycle = memory["copy"]["value"] / chip["units"] / (ghz * 1e9)
-    models = [
-        replace(
-            numbers(mfma_hold=facts["mfma_hold"]),
-            far_bytes=per_cycle,
-            far_latency=round(memory["latency"]["value"] * ghz * 1e9),
-        )
-        for facts in table()["rule"].values()
-    ]
+    far = {"far_bytes": per_cycle, "far_latency": round(memory["latency"]["value"] * ghz * 1e9)}
+    holds = (facts["mfma_hold"] for facts in table()["rule"].values())
+    models = [replace(numbers(mfma_hold=hold), **far) for hold in holds]
     rows: set[tuple[str, int, int, float]] = set()
     for path in sorted(OURS.rglob("*.hsaco")):
         for name, kernel in load_all(path):
