@@ -385,10 +385,6 @@ std::string WeightFiles::unused(const std::set<std::string>& used) const {
            " of the files' tensors: " + names + (count > 3 ? ", ..." : "");
 }
 
-void WeightFiles::read(const std::string& name, const Tensor& out) const {
-    read(name, {out.shape, out.shape + out.rank}, 0, out);
-}
-
 void WeightFiles::read(const std::string& name, const std::vector<int64_t>& shape, int64_t first,
                        const Tensor& out, Upload* upload) const {
     const auto& [file, own] = found(name);

@@ -92,8 +92,7 @@ struct WeightFiles {
     const SafetensorsFile::Entry* find(const std::string& name) const;
     // A line that names the others; "" where there are none.
     std::string unused(const std::set<std::string>& used) const;
-    // As SafetensorsFile::read.
-    void read(const std::string& name, const Tensor& out) const;
+    // As SafetensorsFile has them.
     void read(const std::string& name, const std::vector<int64_t>& shape, int64_t first, const Tensor& out,
               Upload* upload = nullptr) const;
     void read_transposed(const std::string& name, const std::vector<int64_t>& shape, const Columns& columns,

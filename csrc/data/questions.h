@@ -37,8 +37,8 @@ struct Questions {
 
 // The content of such a file; Error where it is malformed or damaged.
 Questions parse_questions(std::string_view content, const std::string& path);
-// The files of a list separated by commas. Error if two have the same task, or one has ids of another tokenizer than `tokenizer_hash`
-// (0: not known) or of a larger vocabulary.
+// The files of a list separated by commas. Error if two have the same task, or one has ids of a larger vocabulary or of another
+// tokenizer than `tokenizer_hash` (0: not known).
 std::vector<Questions> read_questions(const std::string& list, int64_t vocab_size, uint64_t tokenizer_hash);
 
 }  // namespace llamac

@@ -3,8 +3,8 @@
 // Token files (llm.c's .bin) and the order in which training visits them.
 //
 // A .bin is an int32[256] little-endian header, then tokens: uint16 with magic 20240520, version 1; uint32 with magic 20240801,
-// version 7. Header words: [0] magic, [1] version, [2] and [5] low and high half of the number of tokens, and ours, 0 where unknown:
-// [3] vocabulary size, [4], of uint32 tokens only, the length T of the sequences that whole documents were packed into, whose tokens
+// version 7. Header words: [0] magic, [1] version, [2] and [5] low and high half of the number of tokens; ours, 0 where unknown:
+// [3] vocabulary size, [4], of uint32 tokens only, the length T of sequences that whole documents were packed into, whose tokens
 // have marks in the upper two bits, [6] and [7] low and high half of XXH3_64 of the tokenizer's rank file. The rest are 0.
 #pragma once
 #include <optional>

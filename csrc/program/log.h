@@ -15,7 +15,7 @@
 #include "run/options.h"
 #include "train/memory.h"
 #include "train/score.h"
-#include "train/step_result.h"
+#include "train/trainer.h"
 
 namespace llamac {
 

@@ -365,9 +365,10 @@ PYBIND11_MODULE(_native, m) {
     });
     m.def("learning_rate", [](int64_t step, double lr, double min_lr_frac, int64_t warmup_steps,
                               int64_t steps, const std::string& schedule) {
-        const auto shape = find_choice<ScheduleShape>(schedule);
-        CHECK(shape.has_value());
-        return learning_rate({*shape, lr, min_lr_frac, warmup_steps, steps}, step);
+        Options o;
+        o.schedule = find_choice<ScheduleShape>(schedule).value();
+        o.lr = lr, o.min_lr_frac = min_lr_frac, o.warmup_steps = warmup_steps, o.steps = steps;
+        return learning_rate(o, step);
     });
     m.def("default_options", [] { return to_json(Options{}).dump(); }, "Every flag's default, as JSON.");
     m.def("model", &describe_model, py::arg("model"), py::arg("seq_len"),

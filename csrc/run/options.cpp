@@ -319,10 +319,6 @@ Options parse_options(const std::optional<std::string>& config, const std::vecto
     return options;
 }
 
-Schedule schedule_of(const Options& o) {
-    return {o.schedule, o.lr, o.min_lr_frac, o.warmup_steps, o.steps};
-}
-
 ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
     ModelOptions m;
     m.batch_size = o.batch_size;

@@ -10,12 +10,13 @@
 
 #include "core/tensor.h"
 #include "model/options.h"
-#include "run/schedule.h"
 
 namespace llamac {
 
 enum class Init : uint8_t { random, load };
 enum class MatmulDType : uint8_t { storage, fp8 };
+// wsd: warm-up, stable, decay over the last fifth.
+enum class ScheduleShape : uint8_t { cosine, linear, constant, wsd };
 enum class Fp8Gradients : uint8_t { e5m2, e4m3 };
 
 struct MemorySize {
@@ -116,9 +117,6 @@ struct OptionValues {
 // The same for a file ("": none; nullopt: none but the run_config() of the run that the last object asks to resume) and
 // objects, each of which overrides the values before it.
 Options parse_options(const std::optional<std::string>& config, const std::vector<OptionValues>& layers);
-
-// The learning rate's schedule.
-Schedule schedule_of(const Options& options);
 
 // The options of the model of one rank. fp8_weights of auto means recomputed.
 ModelOptions model_options(const Options& options, int64_t rank = 0, int64_t ranks = 1);

@@ -10,7 +10,7 @@
 
 namespace llamac {
 
-// The published rates of links, between the devices of a host and from host to host. Bytes per second in one direction; 0: not in the table.
+// Published rates of links within a host and between hosts. Bytes per second in one direction; 0: not in the table.
 struct Links {
     double to_one = 0;     // from a device to another one of its host
     double to_all = 0;     // from a device to all others of its host together

@@ -13,6 +13,7 @@
 #include "core/file.h"
 #include "core/observer.h"
 #include "core/operation.h"
+#include "core/words.h"
 #include "platform/stream.h"
 #include "platform/terminal.h"
 #include "train/peak.h"
@@ -215,19 +216,17 @@ void print_table(std::vector<Row> rows, double steps, double seconds, double idl
         operation = std::max(operation, columns(row.operation));
         variant = std::max(variant, columns(row.variant));
     }
-    const auto print = [&](const Row& row, const char* numbers) {
+    const auto print = [&](const Row& row, const std::string& numbers) {
         std::printf("%s %s %s\n", padded(row.operation, operation).c_str(),
-                    padded(row.variant, variant).c_str(), numbers);
+                    padded(row.variant, variant).c_str(), numbers.c_str());
     };
     print({"operation", "variant", {}, {}}, "calls  ms/step  share  GFLOP/s    GB/s");
     for (const Row& row : rows) {
         const Total& t = row.total;
         const double rate = t.seconds > 0 ? 1e-9 / t.seconds : 0;
-        char numbers[96];
-        std::snprintf(numbers, sizeof numbers, "%5.0f %8.3f %5.1f%% %8.1f %7.1f",
-                      static_cast<double>(t.calls) / steps, 1e3 * t.seconds / steps,
-                      100 * t.seconds / seconds, t.flops * rate, t.bytes * rate);
-        print(row, numbers);
+        print(row,
+              formatted("%5.0f %8.3f %5.1f%% %8.1f %7.1f", static_cast<double>(t.calls) / steps,
+                        1e3 * t.seconds / steps, 100 * t.seconds / seconds, t.flops * rate, t.bytes * rate));
     }
     std::fflush(stdout);
 }

@@ -42,12 +42,11 @@ void check_documents(const Options& o, const Config& config, const RunData& data
     const auto [begin, end] = tokenizer->marks;
     if (begin < 0 && end < 0)
         fail(tokenizer->path,
-             ": --document-mask on: expected a token that begins or ends a text (bos, eos), "
-             "found neither");
+             ": --document-mask on: expected a token that begins or ends a text (bos, eos), found neither");
     if (const int32_t last = std::max(begin, end); last >= config.V)
         fail(tokenizer->path,
-             ": --document-mask on: expected tokens that begin and end a text below the "
-             "model's vocabulary of ",
+             ": --document-mask on: expected tokens that begin and end a text below the model's vocabulary "
+             "of ",
              config.V, ", found ", last);
 }
 

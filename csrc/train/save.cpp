@@ -170,15 +170,14 @@ Tensors own_weights(const Trainer& t) {
     const Parameters& p = t.model.parameters;
     const Writers writers(t);
     Tensors own;
+    const auto add = [&](const Parameter& each) {
+        own.push_back({each.name, shape_of(each, t.model.options.precision.weights), each.transposed});
+    };
     for (const Parameter& parameter : p.table)
-        if (writers.is_own_weight(parameter))
-            own.push_back({parameter.name, shape_of(parameter, t.model.options.precision.weights),
-                           parameter.transposed});
+        if (writers.is_own_weight(parameter)) add(parameter);
     if (t.model.lora && t.ranks.is_first())
         for (const Parameter& parameter : adapters_of_all_stages(p))
-            if (std::ranges::count(p.elsewhere, parameter.name, &Parameter::name))
-                own.push_back({parameter.name, shape_of(parameter, t.model.options.precision.weights),
-                               parameter.transposed});
+            if (std::ranges::count(p.elsewhere, parameter.name, &Parameter::name)) add(parameter);
     return own;
 }
 

@@ -272,16 +272,6 @@ void resume(Trainer& t, const Manifest& manifest) {
 
 }  // namespace
 
-Trainer::StepBuffers::StepBuffers(int64_t tokens, int64_t hash_count, int64_t slots)
-    : losses(tokens),
-      squares(2),
-      dloss(1),
-      lr(1),
-      loss_scale(1),
-      step(1),
-      hashes(hash_count),
-      saturated(slots) {}
-
 Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& among)
     : options(o),
       config(naming_run_config(o, [&] { return model_config(o, warnings); })),
@@ -571,7 +561,7 @@ void Trainer::start_step(const Fill& fill, std::optional<int64_t> counted) {
     set_dloss(model, b.dloss.data);
     queue_micro_batches(b, verified);
     const Range range("optimizer");
-    b.lr.data[0] = static_cast<float>(learning_rate(schedule_of(options), step + 1));
+    b.lr.data[0] = static_cast<float>(learning_rate(options, step + 1));
     b.step.data[0] = static_cast<int32_t>(step + 1);
     set_step(model, b.lr.data, b.step.data);
     if (model.loss_scale.data)  // which the step may change
@@ -627,7 +617,7 @@ StepResult Trainer::finish_step() {
     return {finished,
             loss * b.of_counted,
             grad_norm(b.squares.data[0], scaled ? scale : 1),
-            learning_rate(schedule_of(options), finished),
+            learning_rate(options, finished),
             ms,
             skipped,
             scale,

@@ -15,10 +15,38 @@
 #include "run/schedule.h"
 #include "train/batch_queue.h"
 #include "train/run_data.h"
-#include "train/step_result.h"
 #include "train/verify.h"
 
 namespace llamac {
+
+// Values of a tensor beyond the largest of its fp8 type, in an optimizer step on all ranks.
+struct Saturated {
+    std::string tensor;  // slot_name() of model/fp8.h
+    int64_t values = 0, of = 0;
+};
+
+// The result of an optimizer step.
+struct StepResult {
+    int64_t step = 0;      // from 1
+    double loss = 0;       // nats per token: the mean over the step's tokens
+    double grad_norm = 0;  // before clipping
+    double lr = 0;
+    // Since the end of the step before, or the start of this one if none was in flight.
+    double ms = 0;
+    bool skipped = false;   // not finite, and --skip-nonfinite or a scale: weights and moments are as before
+    double loss_scale = 0;  // with --dtype fp16, of the step's gradients
+    std::vector<Saturated> saturated = {};  // of tensors with any
+};
+
+// Seconds of the parts of a start.
+struct StartTimes {
+    double ranks = 0;       // until they are connected
+    double weights = 0;     // to draw or load them, with the rest of a checkpoint
+    double tuning = 0;      // of matrix products, in the first step
+    double graphs = 0;      // to capture them, in the first two or three steps
+    double first_step = 0;  // tuning included
+    double total = 0;       // from the start of the program to the end of the first step
+};
 
 struct Trainer {
     // Reads the model, the data and the checkpoint to resume; writes nothing. If the run does not fit, the Error names the
@@ -79,11 +107,12 @@ struct Trainer {
   private:
     // Host memory that a step reads and writes.
     struct StepBuffers {
-        StepBuffers(int64_t tokens, int64_t hashes, int64_t slots);
+        StepBuffers(int64_t tokens, int64_t hash_count, int64_t slots)
+            : losses(tokens), hashes(hash_count), saturated(slots) {}
         PinnedMemory<float> losses;
-        PinnedMemory<double> squares;  // of the gradients; of the losses, with --skip-nonfinite
-        PinnedMemory<float> dloss, lr, loss_scale;
-        PinnedMemory<int32_t> step;
+        PinnedMemory<double> squares{2};  // of the gradients; of the losses, with --skip-nonfinite
+        PinnedMemory<float> dloss{1}, lr{1}, loss_scale{1};
+        PinnedMemory<int32_t> step{1};
         PinnedMemory<double> hashes;      // of a verified step
         PinnedMemory<int32_t> saturated;  // per scale of fp8
         double of_counted = 1;            // of the mean over all tokens, which makes it the step's loss

@@ -301,10 +301,10 @@ TEST(check_weight_files) {
     put(listing, "{\"metadata\":{},\"weight_map\":{\"b\":\"two.safetensors\",\"a\":\"one.safetensors\"}}");
     const WeightFiles sharded(directory);
     float value = 0;
-    sharded.read("b", make_tensor(&value, DType::f32, {1}));
+    sharded.read("b", {1}, 0, make_tensor(&value, DType::f32, {1}));
     check(value == 3 && sharded.find("model.a")->shape[0] == 2 && !sharded.find("c"), "sharded weights");
     refused("missing weight", {directory, "\"c\"", "none among 2: \"a\", \"b\""},
-            [&] { sharded.read("c", Tensor{}); });
+            [&] { sharded.read("c", {}, 0, Tensor{}); });
     const std::pair<const char*, const char*> cases[] = {
         {"{\"weight_map\":{\"b\":\"one.safetensors\"}}", "\"b\": expected it in one.safetensors"},
         {"{\"weight_map\":{\"b\":\"../one.safetensors\"}}", "\"b\": expected the name of a file"},
@@ -326,9 +326,9 @@ TEST(check_weight_files) {
                     R"("model.rotary_emb.inv_freq":{"dtype":"F32","shape":[1],"data_offsets":[6,10]}})",
                     std::string(10, '\0')));
     const WeightFiles others(directory);
-    others.read("model.a", make_tensor(&value, DType::f32, {1}));
+    others.read("model.a", {1}, 0, make_tensor(&value, DType::f32, {1}));
     refused("other type", {"model.safetensors", "model.mask", "expected", "found BOOL"},
-            [&] { others.read("model.mask", make_tensor(a.data(), DType::f32, {2})); });
+            [&] { others.read("model.mask", {2}, 0, make_tensor(a.data(), DType::f32, {2})); });
     check(others.unused({"model.a"}) ==
               directory + ": the model does not use 1 of the files' tensors: \"model.mask\"" &&
           others.unused({"model.a", "model.mask"}).empty());

@@ -162,7 +162,7 @@ TEST(check_loss_scale) {
             each->start_step();
             const StepResult next = each->finish_step();
             check(!next.skipped && next.loss_scale == 32768 && number == 2, "AdamW's second step");
-            check(next.lr == learning_rate(schedule_of(t.options), 3), "the schedule counts it");
+            check(next.lr == learning_rate(t.options, 3), "the schedule counts it");
             int32_t counts[2];
             copy_bytes(counts, each->model.loss_scale_counts.data, sizeof counts);
             check(counts[0] == 1 && counts[1] == 3, "one good step since; the next one is AdamW's third");
