@@ -269,12 +269,14 @@ def test_a_run_knows_itself(train, data, tmp_path):
     train(*flags(data, tmp_path / "whole", **extra))
     away = {"cwd": tmp_path, "env": os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}}
     first = flags(Path(os.path.relpath(data, tmp_path)), "out", **extra, steps=4, resume="auto")
-    assert "no checkpoint in out" in train(*first, **away).stdout
+    none = "--resume auto: no checkpoint in out: the run begins at step 0"
+    assert none in train(*first, **away).stdout.splitlines()
     values = tomllib.loads((tmp_path / "out/config.toml").read_text())
     assert values["train-data"] == f"{tmp_path}/{os.path.relpath(data, tmp_path)}/train_*.bin"
     assert (values["out"], values["model"], values["lr"]) == (f"{tmp_path}/out", MODEL, 0.02)
     (tmp_path / "out").rename(tmp_path / "moved")
     said = train("--resume", "auto", "--out", tmp_path / "moved", "--steps", "6", "--log-every", "3").stdout
+    assert "no checkpoint" not in said
     line = line_of(said, "continues with other settings")
     assert line.endswith('settings: --steps was 4, is 6, --log-every was "auto", is 3')
     said = train("--resume", tmp_path / "moved/step_000006", "--steps", "8").stdout
