@@ -34,7 +34,6 @@ from run import (
 )
 
 import llamac
-from llamac.base.errors import InputError
 from llamac.model.checkpoint import check, step_of
 
 LOCK = ".lock"
@@ -374,8 +373,7 @@ def test_trainer_passes_over_a_damaged_checkpoint(data, whole, tmp_path):
     ):
         trainer = llamac.Trainer(**trainer_flags(data, out, resume="auto"))
     assert trainer.steps_done == 4 and tree(out) == before
-    with pytest.raises(InputError, match=f"in its folder is {out}/step_000004"):
-        llamac.Trainer(out / "step_000008")
+    assert f"in its folder is {out}/step_000004" in refused(llamac.Trainer, out / "step_000008")
 
 
 def test_each_file_is_verified_once(data, whole):
