@@ -174,9 +174,8 @@ def test_a_call_keeps_no_array():
 def test_bad_arrays(pattern, change):
     outputs, inputs = operands()
     arrays = [change.get(k, array) for k, array in enumerate(outputs + inputs)]
-    with pytest.raises(llamac.Error, match=pattern) as error:
-        llamac.run("rmsnorm_forward", arrays[:2], arrays[2:], [EPS])
-    assert str(error.value).startswith("rmsnorm_forward: ") and "\n" not in str(error.value)
+    pattern = f"^rmsnorm_forward: .*{pattern}"
+    refuses(pattern, llamac.run, "rmsnorm_forward", arrays[:2], arrays[2:], [EPS])
 
 
 def test_bad_calls():
@@ -187,8 +186,7 @@ def test_bad_calls():
         ("expected 1 scalars, found 0", ("rmsnorm_forward", outputs, inputs)),
         ("expected 4 tensors, found 5", ("rmsnorm_forward", outputs, [*inputs, None], [EPS])),
     ):
-        with pytest.raises(llamac.Error, match=pattern):
-            llamac.run(*arguments)
+        refuses(pattern, llamac.run, *arguments)
 
 
 def test_a_tensor_that_wants_gradients():
