@@ -189,6 +189,11 @@ def refused(call: Callable, *arguments, **keywords) -> str:
     return str(error.value)
 
 
+def refuses(pattern: str, call: Callable, *arguments, **keywords) -> None:
+    """The call is bad input, and its line has what the pattern finds."""
+    assert re.search(pattern, found := refused(call, *arguments, **keywords)), found
+
+
 def one_line(result: subprocess.CompletedProcess | str) -> str:
     """The line that the program refuses bad input with."""
     said = result if isinstance(result, str) else result.stderr

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from damaged import damaged
 from fuzz import damage, inputs, twins
-from run import one_line, refused
+from run import one_line, refused, refuses
 
 from llamac.base import files
 from llamac.base.errors import InputError, printable
@@ -113,8 +113,7 @@ def test_a_file_that_would_fill_the_memory_is_refused(tmp_path):
     path.touch()
     os.truncate(path, 60 << 30)  # a hole: it takes no space on a disk
     for read in (files.read_json, files.read_bytes, files.read_text, load_config, plot.read_log, log.read):
-        with pytest.raises(InputError, match=r"config.json: expected at most \d+ bytes, found 64"):
-            read(path)
+        refuses(r"config.json: expected at most \d+ bytes, found 64", read, path)
 
 
 KIND = {"a": (str, None), "b": [{"c": range(2**31)}], "d": {str: float}, "e": ({"x", "y"}, None)}
@@ -176,10 +175,7 @@ def test_only_regular_files_are_opened(tmp_path, kind):
         lambda: profile.read(make(tmp_path / "profile.json")),
         lambda: Trainer(make(tmp_path / "run.toml")),
     ):
-        with pytest.raises(
-            InputError, match=r"expected a (file, found a (device|folder)|tokenizer in the d)"
-        ):
-            read()
+        refuses(r"expected a (file, found a (device|folder)|tokenizer in the d)", read)
 
 
 @pytest.mark.program

@@ -186,8 +186,7 @@ def test_find(tmp_path):
     write_bin(tmp_path / "train_000.bin", np.zeros(9, np.uint32), 257)
     shard = read_bin(tmp_path / "train_000.bin")
     assert tokenizer.find("auto", [shard]) is None and tokenizer.find("none", [shard]) is None
-    with pytest.raises(InputError, match="missing: cannot open: No such file"):
-        tokenizer.find(str(tmp_path / "missing"), [shard])
+    assert "missing: cannot open: No such file" in refused(tokenizer.find, str(tmp_path / "missing"), [shard])
     tokenizer.save(tmp_path / "tokenizer.model", BYTES | {b"ab": 256})
     assert tokenizer.find("auto", [shard]).n_ranks == 257
     tokenizer.save(tmp_path / "tokenizer.tiktoken", BYTES)
@@ -230,8 +229,7 @@ def test_training_is_repeatable():
     ranks = tokenizer.train(texts, 600)
     assert ranks == tokenizer.train(iter(texts), 600) and sorted(ranks.values()) == list(range(600))
     assert BYTES.keys() <= ranks.keys()
-    with pytest.raises(InputError, match="expected text that gives 600 tokens, found 256"):
-        tokenizer.train(["x"], 600)
+    assert "expected text that gives 600 tokens, found 256" in refused(tokenizer.train, ["x"], 600)
 
 
 def test_gpt2_without_a_network(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 import xxhash
 from fuzz import twins
 from hf_dirs import NAMES, noise, sentencepiece
-from run import ROOT, refused, run_llamac
+from run import ROOT, refused, refuses, run_llamac
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from llamac.base.errors import InputError
@@ -243,8 +243,7 @@ def test_special_tokens_are_those_of_transformers(tmp_path, files):
 )
 def test_special_tokens_that_are_refused(tmp_path, name, content):
     (tmp_path / name).write_text(json.dumps(content))
-    with pytest.raises(InputError, match=f"{name}: .*expected .*, found"):
-        special_tokens.read(tmp_path)
+    refuses(f"{name}: .*expected .*, found", special_tokens.read, tmp_path)
 
 
 def swap_merges(config: dict) -> None:

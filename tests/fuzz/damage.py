@@ -31,6 +31,7 @@ import report_logs
 import task_rows
 from damaged import damaged
 from fuzz import inputs, twins
+from fuzz.inputs import dumped, lines
 from hf_dirs import TEXT, sentencepiece, write_tokenizer
 
 from llamac.base import limited
@@ -54,14 +55,6 @@ Reader = tuple[Files, Callable[[Path], Any]]
 # The readers
 
 
-def _dumped(value: Any) -> bytes:
-    return json.dumps(value).encode()
-
-
-def _lines(*values: Any) -> bytes:
-    return b"".join(_dumped(value) + b"\n" for value in values)
-
-
 def _tokenizer_files() -> Iterator[tuple[str, Files]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -73,10 +66,10 @@ def _tokenizer_files() -> Iterator[tuple[str, Files]]:
         more["added_tokens_decoder"] = {"400": {"content": "<z>", "lstrip": True, "special": True}}
         settings = json.loads((folder / "tokenizer_config.json").read_text()) | more
         files = {"tokenizer.json": (folder / "tokenizer.json").read_bytes()}
-        beside = {"special_tokens_map.json": _dumped({"eos_token": "<|end|>"})}
-        yield "byte-level", files | beside | {"tokenizer_config.json": _dumped(settings)}
+        beside = {"special_tokens_map.json": dumped({"eos_token": "<|end|>"})}
+        yield "byte-level", files | beside | {"tokenizer_config.json": dumped(settings)}
         files = {"tokenizer.json": sentencepiece(True, [TEXT]).to_str().encode()}
-        yield "sentencepiece", files | {"tokenizer_config.json": _dumped({"bos_token": "<s>"})}
+        yield "sentencepiece", files | {"tokenizer_config.json": dumped({"bos_token": "<s>"})}
 
 
 def _read_tokenizer(folder: Path) -> None:
@@ -127,7 +120,7 @@ def _columns(kind: str) -> bytes:
 def _data_files() -> Iterator[tuple[str, Files]]:
     import zstandard
 
-    rows = _lines({"text": TEXT}, {"text": "a", "n": [1, {"x": None}]}, {"other": 1}, 5)
+    rows = lines({"text": TEXT}, {"text": "a", "n": [1, {"x": None}]}, {"other": 1}, 5)
     yield "lines", {"a.jsonl": rows, "b.json": rows, "c.txt": TEXT.encode() * 20}
     yield (
         "compressed",
@@ -136,7 +129,7 @@ def _data_files() -> Iterator[tuple[str, Files]]:
     yield "parquet", {"a.parquet": _columns("parquet")}
     yield "arrow", {"a.arrow": _columns("arrow"), "b.arrow": _columns("stream")}
     state = {"_data_files": [{"filename": "data.arrow"}]}
-    saved = {"dataset_dict.json": _dumped({"splits": ["train", "test"]}), "train/state.json": _dumped(state)}
+    saved = {"dataset_dict.json": dumped({"splits": ["train", "test"]}), "train/state.json": dumped(state)}
     saved |= {"train/dataset_info.json": b"{}", "train/data.arrow": _columns("stream")}
     header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 3, 3)  # two documents, of one and two sequences
     index = header + struct.pack("<3i3q3q", 2, 3, 4, 0, 4, 10, 0, 1, 3)
@@ -163,7 +156,7 @@ def _state_files() -> Files:
     splits = {split: {"documents": 1, "tokens": 5, "shards": []} for split in prepare.SPLITS}
     index = {"fingerprint": "f", "splits": splits, "left_out": {"empty": 1}, "mix_ended_by": None}
     index["sources"] = [{"name": "x", "mix": 0.5, "documents": 1, "train_tokens": 5}]
-    return {"partial/state.json": _dumped(state), "index.json": _dumped(index)}
+    return {"partial/state.json": dumped(state), "index.json": dumped(index)}
 
 
 def _read_tasks(folder: Path) -> None:
@@ -268,25 +261,25 @@ def readers() -> dict[str, Reader]:
         if name == "byte-level":
             config = json.loads(inputs.SEEDS["config"]["tokens"]) | {"vocab_size": 1000}
             generation = {"eos_token_id": [1, 2]}
-            model = {"config.json": _dumped(config), "generation_config.json": _dumped(generation)}
+            model = {"config.json": dumped(config), "generation_config.json": dumped(generation)}
             jinja = json.loads(files["tokenizer_config.json"])["chat_template"]
             found["model"] = files | model | {"chat_template.jinja": jinja.encode()}, _read_model
-            others = {"chat_template.json": _dumped({"chat_template": jinja})}
-            others["tokenizer_config.json"] = _dumped({"eos_token": "<|end|>"})
+            others = {"chat_template.json": dumped({"chat_template": jinja})}
+            others["tokenizer_config.json"] = dumped({"eos_token": "<|end|>"})
             found["model with a template beside"] = files | model | others, _read_model
-            found["conversations"] = files | model | {"a.jsonl": _lines(*rows)}, _read_rows
+            found["conversations"] = files | model | {"a.jsonl": lines(*rows)}, _read_rows
     found |= {f"data {name}": (files, _read_data) for name, files in _data_files()}
     found["data state"] = _state_files(), _read_state
-    rows_of = {f"{name}.jsonl": _lines(row, row) for name, row in task_rows.ROWS.items()}
+    rows_of = {f"{name}.jsonl": lines(row, row) for name, row in task_rows.ROWS.items()}
     found["tasks"] = rows_of, _read_tasks
     found["tasks in Parquet"] = {"hellaswag/validation.parquet": _task_parquet()}, _read_tasks
-    found["validation"] = {"results.json": _dumped(_RESULTS)}, _read_results
-    found["validation archive"] = {"v.tar.gz": _archive(_dumped(_RESULTS))}, _read_archive
-    prompts = {"a.jsonl": _lines({"prompt": TEXT}, {"messages": MESSAGES}), "b.txt": TEXT.encode()}
+    found["validation"] = {"results.json": dumped(_RESULTS)}, _read_results
+    found["validation archive"] = {"v.tar.gz": _archive(dumped(_RESULTS))}, _read_archive
+    prompts = {"a.jsonl": lines({"prompt": TEXT}, {"messages": MESSAGES}), "b.txt": TEXT.encode()}
     found["prompts"] = prompts, _read_prompts
     found["texts"] = {"a.txt": TEXT.encode()}, _read_text
     ranks = {"event": "ranks", "step": 8, "ranks": [{"host": "h", "device": {"watts": 500.0}}] * 2}
-    log = b"".join(_lines(event) for event in [*report_logs.a_run(8), ranks])
+    log = b"".join(lines(event) for event in [*report_logs.a_run(8), ranks])
     report = {"log.jsonl": log, "profile.json": inputs.SEEDS["profile"]["one"]}
     found["report"] = report, lambda folder: page.render(content.report({"x": read_report(folder)}))
     found["checkpoint"] = _old_checkpoint(), _read_checkpoint

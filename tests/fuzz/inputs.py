@@ -84,11 +84,11 @@ _PROFILE = {
 }  # fmt: skip
 
 
-def _lines(*events: dict) -> bytes:
+def lines(*events: dict) -> bytes:
     return b"".join(json.dumps(event).encode() + b"\n" for event in events)
 
 
-def _dumped(value, **changes) -> bytes:
+def dumped(value, **changes) -> bytes:
     return json.dumps(value | changes).encode()
 
 
@@ -113,8 +113,8 @@ SEEDS: dict[str, dict[str, bytes]] = {
     },
     "config": {path.stem: path.read_bytes() for path in MODELS}
     | {
-        "rope_parameters": _dumped(_CONFIG, rope_parameters={"rope_type": "default", "rope_theta": 5e5}),
-        "tokens": _dumped(_CONFIG, bos_token_id=None, eos_token_id=[2, 3], pad_token_id=0, head_dim=None),
+        "rope_parameters": dumped(_CONFIG, rope_parameters={"rope_type": "default", "rope_theta": 5e5}),
+        "tokens": dumped(_CONFIG, bos_token_id=None, eos_token_id=[2, 3], pad_token_id=0, head_dim=None),
     },
     "toml": {path.stem: path.read_bytes() for path in sorted((ROOT / "configs").glob("*.toml"))}
     | {
@@ -145,13 +145,13 @@ SEEDS: dict[str, dict[str, bytes]] = {
     "manifest": {"format 1": manifest(json.dumps({k: v for k, v in _OLD.items() if k != "xxh3"}, indent=1)),
                  "format 2": manifest(json.dumps(_NEW, indent=1))},
     "log": {
-        "run": _lines(
+        "run": lines(
             {"event": "run", "device": "CPU", "parameters": 1000, "tokens_per_step": 64},
             {"event": "start", "model": "tiny"},
             {"event": "val", "step": 0, "loss": 3.0},
             *(_STEP | {"step": step} for step in range(1, 6)),
         ),
-        "cut": _lines(_STEP) + b'{"event": "st',
+        "cut": lines(_STEP) + b'{"event": "st',
     },
     "gemms": {"one": json.dumps(_GEMMS).encode()},
     "profile": {"one": json.dumps(_PROFILE).encode()},
@@ -178,19 +178,19 @@ REGRESSIONS: dict[str, dict[str, bytes]] = {
     },
     "config": {
         "deep": _DEEP,
-        "endless integer": _dumped(_CONFIG).replace(b"{", b'{"x": ' + b"9" * 5000 + b", ", 1),
-        "integer past a double": _dumped(_CONFIG, rms_norm_eps=10**400),
-        "NaN": _dumped(_CONFIG, rms_norm_eps=float("nan")),
-        "NUL behind": _dumped(_CONFIG) + b"\0",
-        "byte-order mark": b"\xef\xbb\xbf" + _dumped(_CONFIG),
-        "key twice": b'{"model_type":"llama",' + _dumped(_CONFIG)[1:],
-        "line feed in a word": _dumped(_CONFIG, hidden_act="si\nlu"),
-        "NUL in a word": _dumped(_CONFIG, hidden_act="silu\0"),
-        "endless word": _dumped(_CONFIG, hidden_act="x" * 10000),
-        "half of a pair": _dumped(_CONFIG, architectures="\ud800"),
-        "list of a beginning": _dumped(_CONFIG, bos_token_id=[1]),
-        "type beside rope_type": _dumped(_CONFIG, rope_scaling={"type": 5, "rope_type": "default"}),
-        "padding past 63 bits": _dumped(_CONFIG, pad_token_id=2**64 - 1),
+        "endless integer": dumped(_CONFIG).replace(b"{", b'{"x": ' + b"9" * 5000 + b", ", 1),
+        "integer past a double": dumped(_CONFIG, rms_norm_eps=10**400),
+        "NaN": dumped(_CONFIG, rms_norm_eps=float("nan")),
+        "NUL behind": dumped(_CONFIG) + b"\0",
+        "byte-order mark": b"\xef\xbb\xbf" + dumped(_CONFIG),
+        "key twice": b'{"model_type":"llama",' + dumped(_CONFIG)[1:],
+        "line feed in a word": dumped(_CONFIG, hidden_act="si\nlu"),
+        "NUL in a word": dumped(_CONFIG, hidden_act="silu\0"),
+        "endless word": dumped(_CONFIG, hidden_act="x" * 10000),
+        "half of a pair": dumped(_CONFIG, architectures="\ud800"),
+        "list of a beginning": dumped(_CONFIG, bos_token_id=[1]),
+        "type beside rope_type": dumped(_CONFIG, rope_scaling={"type": 5, "rope_type": "default"}),
+        "padding past 63 bits": dumped(_CONFIG, pad_token_id=2**64 - 1),
     },
     "toml": {
         "assertion in a table": b"[#",
@@ -261,22 +261,22 @@ REGRESSIONS: dict[str, dict[str, bytes]] = {
     "log": {
         "no step": b'{"event": "step", "loss": 1}\n{}\n',
         "a list for a step": b'{"event": "step", "step": [1], "loss": 1}\n{}\n',
-        "text for a loss": _lines(_STEP | {"loss": "x"}, {}),
-        "huge losses": _lines(*(_STEP | {"step": step, "loss": 1e308} for step in range(99))),
+        "text for a loss": lines(_STEP | {"loss": "x"}, {}),
+        "huge losses": lines(*(_STEP | {"step": step, "loss": 1e308} for step in range(99))),
         "endless integer": b'{"event": "step", "step": ' + b"9" * 5000 + b"}\n{}\n",
         "deep": _DEEP + b"\n{}\n",
         "many keys": b"{" + b",".join(b'"%d":0' % key for key in range(30000)) + b"}\n",
         "event of no kind": b'{"event": []}\n',
     },
     "gemms": {
-        "tried overflows": _dumped(_OVERFLOWING),
-        "tried is a fraction": _dumped(_GEMMS, choices={"x": _GEMM | {"tried": 1.5}}),
-        "tried past 32 bits": _dumped(_GEMMS, choices={"x": _GEMM | {"tried": 2**40}}),
-        "choices in a list": _dumped(_GEMMS, choices=[_GEMM]),
+        "tried overflows": dumped(_OVERFLOWING),
+        "tried is a fraction": dumped(_GEMMS, choices={"x": _GEMM | {"tried": 1.5}}),
+        "tried past 32 bits": dumped(_GEMMS, choices={"x": _GEMM | {"tried": 2**40}}),
+        "choices in a list": dumped(_GEMMS, choices=[_GEMM]),
     },
     "profile": {
         "deep": _DEEP,
-        "integer past a double": _dumped(_PROFILE, seconds=10**400),
+        "integer past a double": dumped(_PROFILE, seconds=10**400),
     },
 }  # fmt: skip
 

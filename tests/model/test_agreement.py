@@ -65,8 +65,11 @@ def test_flags(train):
     assert theirs == {row["name"]: row["default"] for row in table if row["name"] not in only["c"]}
     for found in (ours, theirs):
         assert all(type(value) is type(keys.get(name, value)) for name, value in found.items())
-    printed = tomllib.loads(train("--print-config").stdout)
-    assert printed == ours | {"init": "random"}  # what auto means for a preset
+    given = {"lr": 1 / 3, "grad-clip": 0, "kernel": ["rope_forward=reference"], "out": 'o "u" t\\é'}
+    words = [f"--{key}={value[0] if key == 'kernel' else value}" for key, value in given.items()]
+    for flags, changed in (([], {}), (words, given)):
+        printed = tomllib.loads(train(*flags, "--print-config").stdout)
+        assert printed == ours | {"init": "random"} | changed  # what auto means for a preset
     listed = " ".join(train("--help").stdout.split())
     for row in table:
         found = f"--{row['name']} " in listed and row["help"] in listed

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hf_dirs import WINDOWS, YARN
 from hf_float64 import compute_in_double
+from run import refused
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -283,18 +284,15 @@ def test_refuses_directories_that_do_not_fit(tmp_path, references):
         InputError, match=r"model\.safetensors: model\.embed_tokens\.weight: expected shape \[101, 64\]"
     ):
         load_weights(model, references / "tied-gqa" / "f32")
-    with pytest.raises(InputError, match=r"model\.safetensors"):
-        load_weights(model, tmp_path)
+    assert "model.safetensors" in refused(load_weights, model, tmp_path)
     save_file({"model.embed_tokens.weight": torch.zeros(97, 48)}, tmp_path / "model.safetensors")
     with pytest.raises(InputError, match=r"expected a tensor model\.layers\.0\..*, found none"):
         load_weights(ref.empty_model(config, torch.float32), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
-    with pytest.raises(InputError, match=r"model\.safetensors"):
-        load_weights(model, tmp_path)
+    assert "model.safetensors" in refused(load_weights, model, tmp_path)
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b"}}')
-    with pytest.raises(InputError, match=r'index\.json: "a": expected the name'):
-        load_weights(model, tmp_path)
+    assert 'index.json: "a": expected the name' in refused(load_weights, model, tmp_path)
 
 
 STATISTICS = ("_mean", "_rstd", "_lse")

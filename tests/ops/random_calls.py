@@ -437,6 +437,15 @@ def fault_negative(draw, call: Call) -> bool:
     return True
 
 
+def place_again(call: Call) -> bool:
+    """Operands of the sizes that a fault has changed, indices 0."""
+    for name, p in call.present().items():
+        call.operands[name] = place(p.dtype, shape_of(call.described[name], call.sizes))
+        if p.dtype == "i32":
+            call.operands[name].bits()[...] = 0  # type: ignore[union-attr]
+    return True
+
+
 def fault_limit(draw, call: Call) -> bool:
     """More of one size than of another that it may not exceed, the same everywhere."""
     limits = [d for d in call.op["dimensions"] if d["at_most"]]
@@ -444,11 +453,7 @@ def fault_limit(draw, call: Call) -> bool:
         return False
     call.sizes[limits[0]["at_most"]] = call.sizes[limits[0]["name"]]
     call.sizes[limits[0]["name"]] += draw(st.integers(1, 9))
-    for name, p in call.present().items():
-        call.operands[name] = place(p.dtype, shape_of(call.described[name], call.sizes))
-        if p.dtype == "i32":
-            call.operands[name].bits()[...] = 0  # type: ignore[union-attr]
-    return True
+    return place_again(call)
 
 
 def fault_overlap(draw, call: Call) -> bool:
@@ -565,11 +570,7 @@ def fault_zero(draw, call: Call) -> bool:
     if not names:
         return False
     call.sizes[draw(st.sampled_from(names))] = 0
-    for name, p in call.present().items():
-        call.operands[name] = place(p.dtype, shape_of(call.described[name], call.sizes))
-        if p.dtype == "i32":
-            call.operands[name].bits()[...] = 0  # type: ignore[union-attr]
-    return True
+    return place_again(call)
 
 
 def fault_variant(draw, call: Call) -> bool:

@@ -13,10 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from run import ROOT, refuses
 
 import llamac
-from llamac.base.errors import InputError
 from llamac.base.version import provenance
 from llamac.bench import command, hf, peers, training
 from llamac.data import Loader, write_bin
@@ -302,8 +301,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("flag, message", REFUSED.items(), ids=REFUSED)
 def test_bad_arguments(fake, flag, message):
-    with pytest.raises(InputError, match=message):
-        bench_train.main([*fake(), flag])
+    refuses(message, bench_train.main, [*fake(), flag])
 
 
 # llamac bench --hf
@@ -396,5 +394,4 @@ def test_hf_with_torch_compile(build, tmp_path, capsys):
     ],
 )
 def test_bad_arguments_of_hf(flags, message):
-    with pytest.raises(InputError, match=message):
-        hf.main(flags.split())
+    refuses(message, hf.main, flags.split())

@@ -198,11 +198,9 @@ def test_shards(directory, tmp_path):
     write_bin(tmp_path / "x_001.bin", np.array(ids, np.uint32), own.vocab_size, 7)
     with pytest.raises(Error, match=r"x_001\.bin: expected tokens of the model's tokenizer"):
         text.of_shards(scorer, f"{tmp_path}/x_*.bin")
-    with pytest.raises(Error, match="expected token files"):
-        text.of_shards(scorer, f"{tmp_path}/none_*.bin")
+    assert "expected token files" in refused(text.of_shards, scorer, f"{tmp_path}/none_*.bin")
     write_bin(tmp_path / "empty_000.bin", np.array([], np.uint32), own.vocab_size, own.hash)
-    with pytest.raises(Error, match="expected tokens, found none"):
-        text.of_shards(scorer, f"{tmp_path}/empty_*.bin")
+    assert "expected tokens, found none" in refused(text.of_shards, scorer, f"{tmp_path}/empty_*.bin")
 
 
 def test_shards_of_a_rank_file(tmp_path, monkeypatch):
@@ -278,21 +276,16 @@ def test_files_of_another_format(tmp_path, name):
     path = tmp_path / f"{name}.jsonl"
     good = json.dumps(ROWS[name]) + "\n"
     path.write_text(good + '{"text": "x"}\n')
-    with pytest.raises(Error, match=rf"{name}\.jsonl: row 2: expected a row of {name} "):
-        list(tasks.read(task, tmp_path))
+    assert f"{name}.jsonl: row 2: expected a row of {name} " in refused(list, tasks.read(task, tmp_path))
     path.write_text(good + "{\n")
-    with pytest.raises(Error, match=rf"{name}\.jsonl: line 2: expected JSON"):
-        list(tasks.read(task, tmp_path))
+    assert f"{name}.jsonl: line 2: expected JSON" in refused(list, tasks.read(task, tmp_path))
     path.write_text("")
-    with pytest.raises(Error, match="expected rows"):
-        list(tasks.read(task, tmp_path))
+    assert "expected rows" in refused(list, tasks.read(task, tmp_path))
     path.unlink()
     (tmp_path / f"{name}.parquet").write_text("no Parquet")
-    with pytest.raises(Error, match=rf"{name}\.parquet: expected Parquet"):
-        list(tasks.read(task, tmp_path))
+    assert f"{name}.parquet: expected Parquet" in refused(list, tasks.read(task, tmp_path))
     label = {"mmlu": "answer", "winogrande": "answer", "hellaswag": "label", "piqa": "label"}
     key = label.get(name, "answerKey")
     (tmp_path / f"{name}.parquet").unlink()
     path.write_text(json.dumps(ROWS[name] | {key: 9}) + "\n")
-    with pytest.raises(Error, match="row 1"):
-        list(tasks.read(task, tmp_path))
+    assert "row 1" in refused(list, tasks.read(task, tmp_path))

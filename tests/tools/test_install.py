@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from hf_dirs import write_directory
-from run import events, flags
+from run import events, flags, refuses
 
 from llamac import Error
 from llamac.base import native
@@ -162,8 +162,7 @@ def test_a_process_has_one_runtime_of_a_gpu(monkeypatch, kernels, built, install
 
 def test_a_module_that_is_missing(monkeypatch):
     monkeypatch.setattr(native, "find_spec", lambda name: None)
-    with pytest.raises(Error, match=r"^llamac\._native: expected .*, found none; .*`make train_llama3`"):
-        native._read_facts()
+    refuses(r"^llamac\._native: expected .*, found none; .*`make train_llama3`", native._read_facts)
 
 
 COMMANDS = """

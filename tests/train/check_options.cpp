@@ -74,6 +74,7 @@ TEST(check_bad_flags) {
         {{"--steps", "9223372036854775808"}, {"--steps", "9223372036854775808"}},
         {{"--dry-run=maybe"}, {"--dry-run: expected true or false, found \"maybe\""}},
         {{"--steps"}, {"--steps: expected a value, found none"}},
+        {{"--log-every", "often"}, {"--log-every: expected auto or a number from 1 on, found \"often\""}},
         {{"--out", "--steps", "5"}, {"5"}},
         {{"--out", "--steps"}, {"--out: expected a value", "--steps"}},
         {{"--out", ""}, {"--out: expected a directory"}},
@@ -221,7 +222,7 @@ TEST(check_weights_of_a_directory) {
     check(find_weights(model) == "pytorch_model.bin", "weights");
 }
 
-// What --print-config writes is read back. tests/model/test_agreement.py and test_program.py read it with Python.
+// What --print-config writes is read back. tests/model/test_agreement.py reads it with Python.
 TEST(check_print_config) {
     const std::vector<std::vector<std::string>> cases = {
         {},

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hf_dirs import TEXT, write_directory
 from launch import as_ranks, needs
-from run import events, flags, timed_events
+from run import events, flags, refuses, timed_events
 from task_rows import drawn_row, read_questions
 
 import llamac
@@ -175,5 +175,4 @@ def test_what_is_refused(train, run_flags, folder, tmp_path, kind):
 )
 def test_what_prepare_refuses(directory, monkeypatch, words, expected):
     monkeypatch.setattr("sys.argv", ["eval", str(directory), *words])
-    with pytest.raises(llamac.Error, match=expected):
-        main()
+    refuses(expected, main)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launch import needs
-from run import ROOT, T, assert_same_state, events, flags, losses, numbers, write_model
+from run import ROOT, T, assert_same_state, events, flags, losses, numbers, until_logged, write_model
 
 pytestmark = pytest.mark.program
 PORT = 29500  # nobody else is in these networks
@@ -165,13 +165,6 @@ def finish(processes: list[subprocess.Popen], seconds: float = 60) -> list[tuple
     return [(process.returncode, text) for process, text in zip(processes, said)]
 
 
-def wait_for(out: Path, kind: str) -> None:
-    deadline = time.monotonic() + 60
-    while not (out / "log.jsonl").exists() or not events(out, kind):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 SHORT = {"steps": 2, "val_every": 0, "val_data": "none"}
 ENDLESS = {"steps": 1000000, "schedule": "constant", "batch_size": 1, "val_every": 0, "checkpoint_every": 2,
            "keep_checkpoints": 2}  # fmt: skip
@@ -239,7 +232,7 @@ def test_a_lost_node_under_mpirun(build, shared, nodes):
     needs(build, "MPI", 4)
     arguments = flags(shared / "data", shared / "lost", **ENDLESS, collective_timeout=5)
     started = start_mpirun(build, nodes, shared, arguments)
-    wait_for(shared / "lost", "checkpoint")
+    until_logged(shared / "lost", "checkpoint", started)
     nodes[1].kill()
     ((code, said),) = finish([started])
     assert code != 0 and said
@@ -291,7 +284,7 @@ def test_a_lost_node(train, build, shared, nodes, divisible, mesh, lost):
     more = ENDLESS | divisible | MESHES.get(mesh, {})
     command = [build / "train_llama3", *flags(shared / "data", out, **more, collective_timeout=10)]
     started = start_ranks(nodes, 2, command)
-    wait_for(out, "checkpoint")
+    until_logged(out, "checkpoint", started[0])
     nodes[lost].kill()
     began = time.monotonic()
     left = finish(started)[2 * (1 - lost) :][:2]
@@ -313,7 +306,7 @@ def test_a_cut_wire(build, shared, nodes):
     out = shared / "out"
     command = [build / "train_llama3", *flags(shared / "data", out, **ENDLESS, collective_timeout=3)]
     started = start_ranks(nodes, 1, command)
-    wait_for(out, "step")
+    until_logged(out, "step", started[0])
     nodes[1].run("ip", "link", "set", "wire", "down")
     for number, (code, said) in enumerate(finish(started, 30)):
         assert code == 2 and len(said.splitlines()) == 1, said

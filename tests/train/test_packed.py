@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from run import T, assert_same_state, events, flags, losses, reference_flags, write_packed
+from run import T, assert_same_state, events, flags, losses, reference_flags, refuses, write_packed
 
 import train_llama3 as ref
-from llamac.base.errors import InputError
 from llamac.training.options import parse
 
 pytestmark = pytest.mark.program
@@ -56,7 +55,4 @@ def test_targets_none_of_which_count(train, tmp_path):
 
 def test_the_reference_refuses_them(packed_data, tmp_path):
     line = reference_flags(packed_data, tmp_path / "out", document_mask="on")
-    with pytest.raises(
-        InputError, match=r"^[^\n]*only \./train_llama3 and llamac\.Trainer train on them[^\n]*$"
-    ):
-        ref.train(parse(line))
+    refuses(r"^[^\n]*only \./train_llama3 and llamac\.Trainer train on them[^\n]*$", ref.train, parse(line))

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launch import still_runs
 from run import ROOT, T, V, bits, end, events, flags, one_line, until
 
 from llamac.data import write_bin
@@ -250,12 +251,6 @@ def test_the_plot_ends_with_the_program(start, data, tmp_path):
     script.write_text(f"#!/bin/sh\necho $$ > {pid_file}\nkill -STOP $$\n")
     script.chmod(0o755)
 
-    def gone(pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
-        except OSError:
-            return True
-
     for number, code in ((signal.SIGTERM, 0), (signal.SIGKILL, -9)):
         pid_file.unlink(missing_ok=True)
         process = start(*flags(data, tmp_path / "out"), env=os.environ | {"LLAMAC_PYTHON": str(script)})
@@ -265,6 +260,6 @@ def test_the_plot_ends_with_the_program(start, data, tmp_path):
         done = end(process, code)
         assert code or ", no plot (" in done.stdout
         deadline = time.monotonic() + 20
-        while not gone(pid):
+        while still_runs(pid):
             assert time.monotonic() < deadline
             time.sleep(0.02)
