@@ -219,7 +219,7 @@ def _add_tensors(writer: Any, architecture: str, c: Config, folder: Path, dtype:
         with np.errstate(over="ignore"):  # infinite, as in PyTorch
             array = gguf.quants.quantize(values, kind)
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), array, raw_dtype=kind)
-    factors = {}
+    factors: dict[str, Any] = {}
     if (scaling := c.rope_scaling) and scaling.rope_type == "llama3":
         factors["freqs"] = rope_factors(c, scaling)
     elif scaling and scaling.rope_type == "longrope":

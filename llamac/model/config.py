@@ -474,7 +474,7 @@ class _Reader:
 
     def divisors(self, key: str, pairs: int) -> tuple[float, ...]:
         """LongRoPE's of the frequencies."""
-        found = self.values.get(key)
+        found: Any = self.values.get(key)
         right = type(found) is list and len(found) == pairs
         if not right or any(type(x) not in (int, float) or not 1e-9 <= x <= 1e9 for x in found):
             raise self.fail(key, f"a list of head_dim / 2 = {pairs} numbers from 1e-9 to 1e9")
