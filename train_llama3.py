@@ -85,7 +85,7 @@ def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) ->
     position 131,071. YaRN also multiplies cos and sin by a factor.
     """
     scaling = config.rope_scaling
-    frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling, T)
+    frequencies = rope_frequencies(config.rotary_size, config.rope_theta, scaling, T)
     frequency = torch.tensor(frequencies, dtype=torch.float64, device=device)
     angle = torch.outer(torch.arange(T, device=device).double(), frequency)[:, None, :]
     factor = scaling.attention_factor if scaling else 1.0
@@ -94,9 +94,12 @@ def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) ->
 
 def rope(x: Tensor, cis: tuple[Tensor, Tensor], interleaved: bool = False) -> Tensor:
     """Turn the pairs (x[i], x[i + HD/2]) of every head by their angle: x [B,T,NH,HD] -> the same shape.
-    interleaved: the pairs (x[2i], x[2i + 1]), the order of Meta's own files.
+    interleaved: the pairs (x[2i], x[2i + 1]), the order of Meta's own files. Of fewer angles than pairs, the
+    channels behind the turned ones stay.
     """
     cos, sin = (part[: x.shape[1]] for part in cis)
+    if (turned := 2 * cos.shape[-1]) < x.shape[-1]:
+        return torch.cat((rope(x[..., :turned], cis, interleaved), x[..., turned:]), -1)
     wide = x.to(cos.dtype)
     a, b = wide.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else wide.chunk(2, dim=-1)
     a, b = a * cos - b * sin, b * cos + a * sin

@@ -80,13 +80,23 @@ struct ConfigFields {
         if (!v || !v->is_array() || static_cast<int64_t>(v->size()) != pairs ||
             !std::ranges::all_of(*v, fits))
             wrong(key,
-                  ("a list of head_dim / 2 = " + std::to_string(pairs) + " numbers from 1e-9 to 1e9").c_str(),
+                  ("a list, for the pairs of a head's channels, of " + std::to_string(pairs) +
+                   " numbers from 1e-9 to 1e9")
+                      .c_str(),
                   v ? excerpt(*v) : "nothing");
         return v->get<std::vector<double>>();
     }
-    void expect_whole_heads() const {
+    // Of the channels of a head, those that RoPE turns.
+    double rotary_factor_or(double missing, int64_t HD, bool partial) const {
         const json* v = find("partial_rotary_factor");
-        if (v && *v != 1) wrong("partial_rotary_factor", "1: all channels of a head are turned", excerpt(*v));
+        if (!v) return missing;
+        const double factor = v->is_number() ? v->get<double>() : 0, size = static_cast<double>(HD) * factor;
+        if (!partial && factor != 1)
+            wrong("partial_rotary_factor", "1: all channels of a head are turned", excerpt(*v));
+        if (!(factor <= 1 && size >= 2) || static_cast<int64_t>(size) % 2)
+            wrong("partial_rotary_factor", "the part, up to 1, of a head's channels that is an even number",
+                  excerpt(*v));
+        return factor;
     }
     std::string text_or(const char* key, const char* missing) const {
         const json* v = find(key);
@@ -221,8 +231,8 @@ void read_longrope(const ConfigFields& f, const ConfigFields& s, Config& c) {
         f.size_or("original_max_position_embeddings", INT32_MAX, model_type(c).original_context, 2);
     const auto context = static_cast<double>(r.original_context);
     r.factor = s.positive_or("factor", static_cast<double>(c.max_context) / context);
-    r.short_factor = s.divisors("short_factor", c.HD / 2);
-    r.long_factor = s.divisors("long_factor", c.HD / 2);
+    r.short_factor = s.divisors("short_factor", c.rotary_size() / 2);
+    r.long_factor = s.divisors("long_factor", c.rotary_size() / 2);
     r.attention_factor =
         s.option_or("attention_factor", std::sqrt(1 + std::log(std::max(r.factor, 1.0)) / std::log(context)));
 }
@@ -234,7 +244,8 @@ void read_rope(const ConfigFields& f, Config& c) {
     const char* const key = older && !older->empty() ? "rope_scaling" : "rope_parameters";
     const json* const scaling = f.find(key);
     c.rope_theta = f.positive_or("rope_theta", c.rope_theta);
-    f.expect_whole_heads();
+    const bool partial = model_type(c).original_context > 0;
+    c.rotary_factor = f.rotary_factor_or(1, c.HD, partial);
     if (!scaling) return;
     if (!scaling->is_object()) f.wrong(key, "an object or null", excerpt(*scaling));
     const std::string where = f.file + ": " + key;
@@ -242,10 +253,10 @@ void read_rope(const ConfigFields& f, Config& c) {
     for (const char* const type : layer_types)
         if (s.find(type)) s.wrong(type, "none, as all layers have the same rotary positions", "an object");
     c.rope_theta = s.positive_or("rope_theta", c.rope_theta);
-    s.expect_whole_heads();
+    c.rotary_factor = s.rotary_factor_or(c.rotary_factor, c.HD, partial);
     RopeScaling& r = c.rope_scaling;
     const char* const kind = s.find("rope_type") ? "rope_type" : "type";
-    if (model_type(c).original_context) {
+    if (partial) {
         if (s.choice(kind, long_types) == 1) read_longrope(f, s, c);
         return;
     }
@@ -563,6 +574,7 @@ std::string config_json(const Config& c, DType dtype) {
                    {"torch_dtype", info(dtype).python}});
     if (c.rope_scaling.kind == RopeKind::longrope)
         values["original_max_position_embeddings"] = c.rope_scaling.original_context;
+    if (c.rotary_factor < 1) values["partial_rotary_factor"] = c.rotary_factor;
     if (type.can_slide) values["sliding_window"] = c.window ? ordered(c.window) : ordered(nullptr);
     if (type.chooses_window) values["use_sliding_window"] = c.window > 0;
     for (const bool slides : c.slides) values["layer_types"].push_back(layer_types[slides]);

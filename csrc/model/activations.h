@@ -132,7 +132,7 @@ inline std::vector<ActivationRow<Activations>> model_activations(const Config& c
              .like = shaped(DType::i32, {B, T}),
              .until = Lifetime::batch,
              .present = c.positions == PositionKind::learned},
-            {"", &A::cis, shaped(DType::f32, {T, c.HD / 2, 2})},
+            {"", &A::cis, shaped(DType::f32, {T, c.rotary_size() / 2, 2})},
             {"embedding", &A::embedding, shaped(t, {n, c.C})},
             {.name = "final_norm", .member = &A::final_norm, .like = rows, .present = head},
             {.name = "", .member = &A::final_rstd, .like = shaped(DType::f32, {n}), .present = head},

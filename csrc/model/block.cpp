@@ -37,6 +37,12 @@ const Tensor& qk_rows(const Model& m, int64_t layer, const CachedRows* cached = 
     const BlockActivations& a = m.activations.blocks[layer];
     return m.config.qk_norm && !cached ? a.qk : a.qkv;
 }
+// The channels of queries and keys that RoPE turns.
+Tensor turned_heads(const Model& m, const Tensor& rows) {
+    Tensor t = heads(m, rows, 0, m.config.NH + m.config.NKV);
+    t.shape[3] = m.config.rotary_size();
+    return t;
+}
 // As attention reads them.
 Heads split_heads(const Model& m, int64_t layer, const CachedRows* cached = nullptr) {
     return split_heads(m, qk_rows(m, layer, cached), m.activations.blocks[layer].qkv);
@@ -77,7 +83,8 @@ std::array<NormedHeads, 2> normed_heads(const Model& m, int64_t layer) {
 // cached: the rows' angles are its own; attention turns those of a decoding pass.
 void normalize_and_rotate(Model& m, int64_t layer, const CachedRows* cached) {
     const BlockActivations& a = m.activations.blocks[layer];
-    const bool turns = m.config.positions == PositionKind::rope && !(cached && cached->is_decode);
+    const bool decodes = cached && cached->is_decode, in_part = m.config.rotary_size() < m.config.HD;
+    const bool turns = m.config.positions == PositionKind::rope && (in_part || !decodes);
     const Tensor cis = !turns ? Tensor{} : cached ? cached->cis : m.activations.cis;
     const bool joint = m.config.joint_qk_norm;
     if (m.config.qk_norm)
@@ -90,8 +97,13 @@ void normalize_and_rotate(Model& m, int64_t layer, const CachedRows* cached) {
                                   .cis = joint ? Tensor{} : cis,
                                   .eps = m.config.eps});
     if (turns && (joint || !m.config.qk_norm)) {
-        const Tensor x = heads(m, qk_rows(m, layer, cached), 0, m.config.NH + m.config.NKV);
-        rope_forward(m.context, {.out = x, .x = x, .cis = cis, .interleaved = false});
+        Tensor x = turned_heads(m, qk_rows(m, layer, cached)), angles = cis;
+        if (decodes) {  // the sequences' positions are their own
+            std::swap(x.shape[0], x.shape[1]);
+            angles = cached->cache->own_cis;
+            angles.shape[0] = x.shape[1];
+        }
+        rope_forward(m.context, {.out = x, .x = x, .cis = angles, .interleaved = false});
     }
 }
 
@@ -144,7 +156,7 @@ void attend_decode(Model& m, int64_t layer, const CachedRows& cached) {
                                  .q = without_time(h.q),
                                  .k = without_time(h.k),
                                  .v = without_time(h.v),
-                                 .cis = cache.cis,
+                                 .cis = cache.unturned.data ? cache.unturned : cache.cis,
                                  .begin = begin,
                                  .end = cache.last,
                                  .scale = attention_scale(m),
@@ -303,7 +315,8 @@ bool input_as_codes(const Model& m, int64_t layer, const LinearRow& row) {
     return row.input == Producer::activation && m.config.is_gated() && computes_codes(m, layer);
 }
 bool gradient_as_codes(const Model& m, int64_t layer, const LinearRow& row) {
-    const bool has_readers = bias_of(m, layer, row) || (feeds(row, Producer::attention) && m.config.qk_norm);
+    const bool has_readers = bias_of(m, layer, row) || (feeds(row, Producer::attention) &&
+                                                        (m.config.qk_norm || m.config.rotary_factor < 1));
     return !row.adds_residual && !has_readers && computes_codes(m, layer);
 }
 
@@ -324,7 +337,7 @@ void normalize_and_rotate_backward(Model& m, int64_t layer, bool accumulate) {
     const Tensor &dqkv = m.activations.dqkv, &cis = m.activations.cis;
     const bool joint = m.config.joint_qk_norm;
     if (m.config.positions == PositionKind::rope && (joint || !m.config.qk_norm)) {
-        const Tensor dx = heads(m, dqkv, 0, m.config.NH + m.config.NKV);
+        const Tensor dx = turned_heads(m, dqkv);
         rope_backward(m.context, {.dx = dx, .dout = dx, .cis = cis, .interleaved = false});
     }
     if (m.config.qk_norm)

@@ -35,7 +35,7 @@ Config divide(const Config& c, const Axis& tensor) {
 
 std::vector<double> rope_frequencies(const Config& c, int64_t T) {
     const RopeScaling& r = c.rope_scaling;
-    const int64_t pairs = c.HD / 2;
+    const int64_t pairs = c.rotary_size() / 2;
     if (c.positions == PositionKind::learned) return std::vector<double>(static_cast<size_t>(pairs), 0.0);
     constexpr double pi = 3.14159265358979323846;
     const auto context = static_cast<double>(r.original_context), half = static_cast<double>(pairs);

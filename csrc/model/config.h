@@ -24,7 +24,7 @@ struct RopeScaling {
     int64_t original_context = 0;  // in tokens
     double attention_factor = 1;   // of cosines and sines: YaRN's and LongRoPE's
     bool truncate = true;          // YaRN's bounds are whole pairs
-    // LongRoPE's divisors of each pair's frequency, [HD/2]: within the original context, and beyond it.
+    // LongRoPE's divisors of each pair's frequency: within the original context, and beyond it.
     std::vector<double> short_factor = {}, long_factor = {};
 };
 
@@ -52,6 +52,7 @@ struct Config {
         false;  // norms of the outputs of attention and of the feed-forward part, which are then added
     bool qk_norm = false;           // of each head's queries and keys, before RoPE
     bool joint_qk_norm = false;     // with qk_norm: of the queries, and of the keys, of all heads together
+    double rotary_factor = 1;       // of the channels of a head: RoPE turns the first of them
     bool is_fused = false;          // files have q, k and v as one tensor, and gate and up as one
     int64_t window = 0;             // the last tokens that attention sees, its own among them; 0: all
     std::vector<bool> slides = {};  // by layer: whether its attention has the window; empty: all layers
@@ -68,6 +69,7 @@ struct Config {
 
     int64_t q_size() const { return NH * HD; }
     int64_t kv_size() const { return NKV * HD; }
+    int64_t rotary_size() const { return static_cast<int64_t>(static_cast<double>(HD) * rotary_factor); }
     int64_t qkv_size() const { return q_size() + 2 * kv_size(); }
     bool is_gpt2() const { return model_type == "gpt2"; }  // names of fields and parameters are GPT-2's
     bool is_bert() const { return model_type == "bert"; }  // likewise
@@ -91,7 +93,7 @@ inline int64_t tokens_per_rank(int64_t V, int64_t ranks) {
 // The sizes of this rank where tensor parallelism divides the model. Throws Error if its ranks do not divide the model.
 Config divide(const Config& config, const Axis& tensor);
 
-// Radians per position of each pair of a head's channels, [HD/2]; zeros where positions are learned. T: of the longest sequence.
+// Radians per position of each pair of a head's channels, [rotary_size/2]; zeros where positions are learned. T: of the longest sequence.
 std::vector<double> rope_frequencies(const Config& config, int64_t T);
 
 }  // namespace llamac

@@ -135,13 +135,13 @@ void make_cis_of_pieces(Model& m) {
     Activations& a = m.activations;
     const Pieces pieces = pieces_of(m);
     if (a.cis_len == pieces.T) return;
-    const Tensor whole = make_tensor(m.keys.data, DType::f32, {pieces.T, m.config.HD / 2, 2});
+    const Tensor whole = make_tensor(m.keys.data, DType::f32, {pieces.T, m.config.rotary_size() / 2, 2});
     CHECK(whole.bytes() <= m.keys.bytes());
     precompute_cis(
         m.context,
         {.cis = whole, .frequency = m.frequency, .attention_factor = m.config.rope_scaling.attention_factor});
     if (m.context.dry_run) return;
-    const int64_t row = m.config.HD, piece = pieces.size() * row;
+    const int64_t row = m.config.rotary_size(), piece = pieces.size() * row;
     for (const int64_t half : {0, 1})
         copy_bytes_async(m.context, bytes_at(a.cis, half * piece), bytes_at(whole, pieces.start(half) * row),
                          piece * size_of(DType::f32));

@@ -41,6 +41,11 @@ void launch_decode(Model& m) {
     CHECK(c.end < c.size.positions);
     KvCache::PendingPasses& pending = pending_passes(c);
     int32_t* const end = pending.ends.data + pending.queued % pending.count;
+    for (int64_t b = 0; c.own_cis.data && b < B; b++) {
+        const Tensor to = positions_of(c.own_cis, b, 1);
+        const Tensor from = positions_of(c.cis, c.end - c.begins[static_cast<size_t>(b)], 1);
+        copy_bytes_async(m.context, to.data, from.data, to.bytes());
+    }
     *end = static_cast<int32_t>(c.end++);
     copy_bytes_async(m.context, c.last.data, end, 4);
     const auto work = [&m] { forward_cached(m, {.cache = &*m.cache, .is_decode = true}); };
@@ -77,10 +82,20 @@ void plan_cache(KvCache& cache, const Config& c, const Parameters& p, CacheSize 
         if (p.holds(layer))
             arena.plan(group, &cache.blocks[layer],
                        shaped(dtype, {size.sequences, size.positions, 2 * c.NKV, c.HD}));
-    arena.plan(group, &cache.cis, shaped(DType::f32, {size.positions, c.HD / 2, 2}));
+    arena.plan(group, &cache.cis, shaped(DType::f32, {size.positions, c.rotary_size() / 2, 2}));
+    if (c.rotary_size() < c.HD) {
+        arena.plan(group, &cache.own_cis, shaped(DType::f32, {size.sequences, c.rotary_size() / 2, 2}));
+        arena.plan(group, &cache.unturned, shaped(DType::f32, {size.positions, c.HD / 2, 2}));
+    }
     arena.plan(group, &cache.first, shaped(DType::i32, {size.sequences}));
     arena.plan(group, &cache.last, shaped(DType::i32, {1}));
     cache.begins.reserve(static_cast<size_t>(size.sequences));
+}
+
+void set_unturned(const KvCache& cache) {
+    std::vector<float> angles(static_cast<size_t>(cache.unturned.elements()));
+    for (size_t i = 0; i < angles.size(); i += 2) angles[i] = 1;
+    copy_bytes(cache.unturned.data, angles.data(), cache.unturned.bytes());
 }
 
 void try_cache(Model& m) {

@@ -23,7 +23,10 @@ struct CacheSize {
 struct KvCache {
     CacheSize size;
     std::vector<Tensor> blocks;  // [sequences, positions, 2*NKV, HD]: keys after RoPE, then values
-    Tensor cis;                  // [positions, HD/2, 2]
+    Tensor cis;                  // [positions, rotary_size/2, 2]
+    // Where RoPE turns some channels of a head: the angles of each sequence's next position [sequences, rotary_size/2, 2], and those
+    // by which attention, which turns whole heads, turns none [positions, HD/2, 2].
+    Tensor own_cis, unturned;
     // i32 [sequences] and [1]: `begins` and `end` on the device, so that each decode pass has the same launches.
     Tensor first, last;
     std::vector<int32_t> begins;  // of each sequence of the batch
@@ -47,6 +50,7 @@ struct KvCache {
 
 void plan_cache(KvCache& cache, const Config& config, const Parameters& parameters, CacheSize size,
                 DType dtype, Arena& arena);
+void set_unturned(const KvCache& cache);
 
 // The place of a pass's rows: the next token of each sequence, or T tokens of one sequence.
 struct CachedRows {

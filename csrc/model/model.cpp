@@ -420,7 +420,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     if (options.pipeline.ranks > 1) arena.plan("logits", &shared_logits, shaped(DType::f32, {whole.V}));
     if (layers.size() > 1 && options.training)
         arena.plan("activation gradients", &outgoing, activations.embedding);
-    arena.plan("scalars", &frequency, shaped(DType::f64, {config.HD / 2}));
+    arena.plan("scalars", &frequency, shaped(DType::f64, {config.rotary_size() / 2}));
     arena.plan("scalars", &dloss, shaped(DType::f32, {1}));
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
     arena.plan("scalars", &lr, shaped(DType::f32, {1}));
@@ -471,6 +471,7 @@ void Model::allocate() {
     const int64_t longest =
         options.training ? options.seq_len : std::max(options.seq_len, options.cache.positions);
     copy_bytes(frequency.data, rope_frequencies(config, longest).data(), frequency.bytes());
+    if (cache && cache->own_cis.data) set_unturned(*cache);
     const float of_mean = static_cast<float>(1.0 / static_cast<double>(options.batch_size * options.seq_len));
     copy_bytes(dloss.data, &of_mean, sizeof of_mean);
     if (loss_scale.data) {

@@ -51,7 +51,7 @@ struct Model {
     std::optional<Fp8State> fp8;
     std::optional<LoraState> lora;
     std::optional<KvCache> cache;
-    Tensor frequency;  // f64 [HD/2], of RoPE
+    Tensor frequency;  // f64 [rotary_size/2], of RoPE
     // With tensor parallelism (ops/vocabulary.hip): the batch's tokens and targets in this rank's part of the vocabulary, [N];
     // parts of the softmax of a chunk's rows, of this rank and of all.
     Tensor own_tokens, own_targets, own_softmax, softmax;

@@ -97,7 +97,7 @@ def _add_settings(writer: Any, c: Config, folder: Path) -> None:
     writer.add_head_count_kv(c.num_key_value_heads)
     writer.add_key_length(c.head_dim)
     writer.add_value_length(c.head_dim)
-    writer.add_rope_dimension_count(c.head_dim)
+    writer.add_rope_dimension_count(c.rotary_size)
     writer.add_rope_freq_base(c.rope_theta)
     scaling = c.rope_scaling
     if scaling and scaling.rope_type == "longrope":  # tensors have its divisors
@@ -219,7 +219,7 @@ def _add_tensors(writer: Any, architecture: str, c: Config, folder: Path, dtype:
         with np.errstate(over="ignore"):  # infinite, as in PyTorch
             array = gguf.quants.quantize(values, kind)
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), array, raw_dtype=kind)
-    factors = {}
+    factors: dict[str, Any] = {}
     if (scaling := c.rope_scaling) and scaling.rope_type == "llama3":
         factors["freqs"] = rope_factors(c, scaling)
     elif scaling and scaling.rope_type == "longrope":

@@ -138,6 +138,7 @@ class Config:
     layer_types: list[str] | None = None  # which layers have the window; None: all
     normalization_function: str = "rmsnorm"
     position_embedding_type: str = "rope"
+    partial_rotary_factor: float = 1.0  # of the channels of a head: RoPE turns the first of them
     type_vocab_size: int = 0  # rows of the table of token types; 0: there is none
 
     @property
@@ -169,6 +170,11 @@ class Config:
     def kv_size(self) -> int:
         """NKV·HD: width of the keys, and of the values."""
         return self.num_key_value_heads * self.head_dim
+
+    @property
+    def rotary_size(self) -> int:
+        """Channels of a head that RoPE turns."""
+        return int(self.head_dim * self.partial_rotary_factor)
 
     @property
     def qkv_size(self) -> int:
@@ -283,6 +289,8 @@ class Config:
         values |= self.scaling_fields()
         if self.pad_token_id is None and "pad_token_id" not in own.missing:
             del values["pad_token_id"]
+        if self.partial_rotary_factor == 1:
+            del values["partial_rotary_factor"]
         if not self.type_vocab_size:
             del values["type_vocab_size"]
         for name in NOT_LLAMAS:
@@ -474,15 +482,26 @@ class _Reader:
 
     def divisors(self, key: str, pairs: int) -> tuple[float, ...]:
         """LongRoPE's of the frequencies."""
-        found = self.values.get(key)
+        found: Any = self.values.get(key)
         right = type(found) is list and len(found) == pairs
         if not right or any(type(x) not in (int, float) or not 1e-9 <= x <= 1e9 for x in found):
-            raise self.fail(key, f"a list of head_dim / 2 = {pairs} numbers from 1e-9 to 1e9")
+            expected = f"a list, for the pairs of a head's channels, of {pairs} numbers from 1e-9 to 1e9"
+            raise self.fail(key, expected)
         return tuple(map(float, found))
 
-    def rope(self, head_dim: int) -> tuple[float, RopeScaling | None]:
-        """theta and scaling: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`. Where a
-        file has both, both versions take rope_scaling.
+    def rotary_factor(self, missing: float, head_dim: int, partial: bool) -> float:
+        """Of the channels of a head, those that RoPE turns."""
+        factor = self.get(key := "partial_rotary_factor", missing)
+        size = head_dim * factor if type(factor) in (int, float) else 0
+        if not partial and factor != 1:
+            raise self.fail(key, "1: all channels of a head are turned")
+        if not (size >= 2 and factor <= 1) or int(size) % 2:
+            raise self.fail(key, "the part, up to 1, of a head's channels that is an even number")
+        return float(factor)
+
+    def rope(self, head_dim: int) -> tuple[float, RopeScaling | None, float]:
+        """theta, scaling and rotary factor: `rope_parameters` (transformers 5), or `rope_theta` and
+        `rope_scaling`. Where a file has both, both versions take rope_scaling.
         """
         older = self.get("rope_scaling", {})
         key = "rope_scaling" if older not in ({}, []) else "rope_parameters"
@@ -491,9 +510,9 @@ class _Reader:
         if type(scaling) is not dict:
             raise self.fail(key, "an object or null")
         inner = _Reader(f"{self.file}: {key}", scaling)
+        partial, part = "longrope" in self.model_type().rope_types, 1.0
         for reader in (self, inner):
-            if reader.get("partial_rotary_factor", 1) != 1:
-                raise reader.fail("partial_rotary_factor", "1: all channels of a head are turned")
+            part = reader.rotary_factor(part, head_dim, partial)
         for kind in LAYER_TYPES:
             if inner.get(kind, None) is not None:
                 expected = "none, as all layers have the same rotary positions"
@@ -504,9 +523,9 @@ class _Reader:
         if kind not in (kinds := self.model_type().rope_types):
             raise inner.fail(name, " or ".join(map(json.dumps, kinds)))
         if kind == "default":
-            return theta, None
+            return theta, None, part
         if kind == "linear":
-            return theta, RopeScaling(inner.number("factor"), rope_type=kind)
+            return theta, RopeScaling(inner.number("factor"), rope_type=kind), part
         longest = self.size("max_position_embeddings", self.missing("max_position_embeddings", 2048), LONGEST)
         # The order and the default are transformers'.
         where = inner if self.get(ORIGINAL, self.default(ORIGINAL)) is None else self
@@ -517,18 +536,18 @@ class _Reader:
                 raise inner.fail(
                     "low_freq_factor", f"less than high_freq_factor {excerpt(scaling[LLAMA3S[1]])}"
                 )
-            return theta, RopeScaling(factor, low, high, context)
+            return theta, RopeScaling(factor, low, high, context), part
         factor = inner.number("factor", longest / context)
         if kind == "longrope":
-            short, long = (inner.divisors(name, head_dim // 2) for name in LONGROPES)
+            short, long = (inner.divisors(name, int(head_dim * part) // 2) for name in LONGROPES)
             attention = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(context))
             attention = inner.option("attention_factor", attention)
-            return theta, RopeScaling(factor, 1, 4, context, kind, attention, True, short, long)
+            return theta, RopeScaling(factor, 1, 4, context, kind, attention, True, short, long), part
         low, high = inner.option("beta_slow", 1.0), inner.option("beta_fast", 32.0)
         truncate, attention = inner.flag("truncate", True), inner.attention_factor(factor)
         if theta <= 1:
             raise InputError(f"{self.file}: rope_theta: expected more than 1, found {theta!r}")
-        return theta, RopeScaling(factor, low, high, context, kind, attention, truncate)
+        return theta, RopeScaling(factor, low, high, context, kind, attention, truncate), part
 
     def attention_factor(self, factor: float) -> float:
         """YaRN's: that of the file, or by two scales as DeepSeek has them, or the paper's."""
@@ -564,7 +583,7 @@ class _Reader:
         if (width := (NH + 2 * NKV) * HD) > WIDEST:
             expected = f"queries, keys and values of together at most {WIDEST}"
             raise InputError(f"{self.file}: head_dim: expected {expected}, found {width}")
-        (theta, scaling), ratio = self.rope(HD), self.model_type().feed_forward
+        (theta, scaling, part), ratio = self.rope(HD), self.model_type().feed_forward
         layers = self.size("num_hidden_layers", most=DEEPEST)
         config = Config(
             vocab_size=self.size("vocab_size"),
@@ -581,6 +600,7 @@ class _Reader:
             rms_norm_eps=self.number("rms_norm_eps", self.default("rms_norm_eps", 1e-6)),
             rope_theta=theta,
             rope_scaling=scaling,
+            partial_rotary_factor=part,
             tie_word_embeddings=self.flag("tie_word_embeddings", self.default("tie_word_embeddings", False)),
             initializer_range=self.number("initializer_range", 0.02),
             type_vocab_size=self.types(),

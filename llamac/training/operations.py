@@ -24,7 +24,9 @@ def llamac_operations(reference: Iterable[str]) -> dict[str, Callable]:
         raise InputError(f"--ops llamac: {error}") from None
 
     def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) -> Tensor:
-        frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling := config.rope_scaling, T)
+        frequencies = rope_frequencies(
+            config.rotary_size, config.rope_theta, scaling := config.rope_scaling, T
+        )
         factor = scaling.attention_factor if scaling else 1.0
         table = torch.tensor(frequencies, dtype=torch.float64, device=device)
         return ops.cis_of_frequencies(T, table, factor, dtype)
@@ -33,12 +35,19 @@ def llamac_operations(reference: Iterable[str]) -> dict[str, Callable]:
         end = None if causal or first is None else document_ends(first)
         return ops.attention(q, k, v, scale, first=first, end=end, window=window, causal=causal)
 
+    def rope(x: Tensor, cis: Tensor) -> Tensor:
+        turned = 2 * cis.shape[-2]
+        if turned == x.shape[-1]:
+            return ops.rope(x, cis)
+        return torch.cat((ops.rope(x[..., :turned], cis), x[..., turned:]), -1)
+
     def added_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         return residual + ops.rmsnorm(x, weight, eps)
 
     found = {name: getattr(ops, name) for name in reference if hasattr(ops, name)}
     return found | {
         "precompute_cis": precompute_cis,
+        "rope": rope,
         "attention": attention,
         "added_rmsnorm": added_rmsnorm,
         "gelu_tanh": partial(ops.gelu, approximate="tanh"),

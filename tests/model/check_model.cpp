@@ -18,10 +18,11 @@ namespace {
 constexpr int64_t B = 2, T = 16, V = 96, micro_batches = 2;
 
 Config small_model(const std::string& type) {
-    put("config.json",
-        R"({"model_type": ")" + type + R"(", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96,
+    put("config.json", R"({"model_type": ")" + type +
+                           R"(", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96,
         "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
-        "max_position_embeddings": 64, "initializer_range": 0.1, "tie_word_embeddings": false})");
+        "max_position_embeddings": 64, "initializer_range": 0.1, "tie_word_embeddings": false)" +
+                           (type == "phi3" ? R"(, "partial_rotary_factor": 0.5})" : "}"));
     return load_config(in_folder("config.json"));
 }
 
@@ -46,6 +47,7 @@ const Case cases[] = {
     {"qwen3", DType::bf16, {.norm = true, .qkv = true}, {}, "qwen3"},
     {"qwen3 in fp8", DType::bf16, {.block_every = 2}, Fp8Options{}, "qwen3"},
     {"phi3", DType::bf16, {.qkv = true}, {}, "phi3"},
+    {"phi3 in fp8", DType::bf16, {.swiglu = true}, Fp8Options{}, "phi3"},
     {"olmo2", DType::bf16, {.norm = true, .qkv = true}, {}, "olmo2"},
     {"olmo2 in fp8", DType::bf16, {.block_every = 2}, Fp8Options{}, "olmo2"}};
 

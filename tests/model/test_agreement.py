@@ -179,11 +179,11 @@ def test_llamas_values_written_out(tmp_path):
         ),
         (
             PHI3 | {"rope_scaling": LONGROPE | {"long_factor": [1]}},
-            "rope_scaling: long_factor: expected a list of head_dim / 2 = 2 numbers from 1e-9 to 1e9, found",
+            "rope_scaling: long_factor: expected a list, for the pairs of a head's channels, of 2",
         ),
         (
             PHI3 | {"rope_scaling": LONGROPE | {"short_factor": [1, 0]}},
-            "rope_scaling: short_factor: expected a list of head_dim / 2 = 2 numbers",
+            "rope_scaling: short_factor: expected a list, for the pairs of a head's channels, of 2 numbers",
         ),
         (
             PHI3 | {"rope_scaling": LONGROPE, "original_max_position_embeddings": 1},
@@ -191,7 +191,14 @@ def test_llamas_values_written_out(tmp_path):
         ),
         (OLMO2 | {"attention_bias": True}, "attention_bias: expected false, found true"),
         (OLMO2 | {"sliding_window": 7}, "sliding_window: expected null, found 7"),
-        (PHI3 | {"partial_rotary_factor": 0.75}, "partial_rotary_factor: expected 1: all channels of a head"),
+        (
+            PHI3 | {"partial_rotary_factor": 0.75},
+            "partial_rotary_factor: expected the part, up to 1, of a head's",
+        ),
+        (
+            PHI3 | {"partial_rotary_factor": 1.5},
+            "partial_rotary_factor: expected the part, up to 1, of a head's",
+        ),
         (
             {"rope_parameters": {"partial_rotary_factor": 0.5}},
             "rope_parameters: partial_rotary_factor: expected 1: all channels of a head are turned",
@@ -435,6 +442,8 @@ def test_mistral(tmp_path, change, window):
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
+LONG_PART = LONGROPE | {"short_factor": [1.0, 1.5] * 16, "long_factor": [2.0, 5.5] * 16}
+LONG_PART["partial_rotary_factor"] = 0.5
 LONG = LONGROPE | {"short_factor": [1.0, 1.5] * 32, "long_factor": [2.0, 5.5] * 32}
 
 
@@ -455,6 +464,7 @@ LONG = LONGROPE | {"short_factor": [1.0, 1.5] * 32, "long_factor": [2.0, 5.5] * 
         {"rope_scaling": YARN, "original_max_position_embeddings": 128},
         PHI3 | {"rope_scaling": LONG, "original_max_position_embeddings": 64},
         PHI3 | {"rope_scaling": LONG | {"factor": 3.0}, "original_max_position_embeddings": 512},
+        PHI3 | {"rope_scaling": LONG_PART, "original_max_position_embeddings": 64},
         PHI3 | {"rope_scaling": LONG | {"attention_factor": 1.5}, "max_position_embeddings": 9000},
     ],
 )
@@ -473,7 +483,7 @@ def test_rope_scaling(tmp_path, rope):
         for T in (1, 10**6):  # of which LongRoPE's depend
             kind = theirs.rope_parameters["rope_type"]
             frequencies, factor = ROPE_INIT_FUNCTIONS[kind](theirs, "cpu", seq_len=T)
-            ours = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling, T)
+            ours = rope_frequencies(config.rotary_size, config.rope_theta, config.rope_scaling, T)
             np.testing.assert_allclose(ours, frequencies.double().numpy(), rtol=4 * 2.0**-23)
         assert config.rope_scaling.attention_factor == factor
         found.append(config)
