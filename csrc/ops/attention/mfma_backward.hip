@@ -116,7 +116,7 @@ __device__ SharedTile<HD> copy_rows(const E* from, int64_t stride, int valid) {
     return shared;
 }
 
-// Rows of the transposed operand: column + T::row() of the tile, all its rows as k, in the order of load_rows<Order::any>.
+// Rows of the transposed operand: column + T::row() of the tile, all its rows as k, in the order of load_rows.
 template <int count, int HD>
 __device__ void take_column(T::Operand (&out)[count], SharedTile<HD> from, int column) {
     column += T::row();
