@@ -4,7 +4,7 @@
 //   out[b,t,h,:] = x[b,t,h/(NH/NKV),:]
 //   dx[b,t,k,:]  = sum of dout[b,t,h,:] over the NH/NKV heads h of group k
 //
-// Only the naive attention uses it; the others read the shared head in place.
+// For attentions of others: llamac's own reads the shared head in place.
 //
 // reference:  plain loops.
 // naive:      one thread per element of out, of dx.

@@ -13,7 +13,6 @@
 //   scheduling_barrier()     the compiler moves no load across it, which would hold registers for longer
 //   sync_shared()            __syncthreads() for LDS alone: of other memory, nothing is promised
 //   issue_loads()            loads before it are in flight when later ones begin; all lanes of a warp call it
-//   add_to_memory(p, x)      p[i] += x[i] for i < 4, atomically, in any order
 //   load_streaming, store_streaming   128-bit accesses that ask the caches not to keep the line
 //   bf16_pair(low, high)     two floats rounded to bf16 (nearest even, NaN stays NaN), low half first
 //   fp8_word<F>(x)           four floats as fp8 (core/fp8.h), the first in the lowest byte, if converts_fp8<F>

@@ -105,10 +105,6 @@ inline __device__ void issue_loads() {
     __builtin_amdgcn_sched_barrier(0);
 }
 
-inline __device__ void add_to_memory(float* p, const float* x) {
-    for (int i = 0; i < 4; i++) unsafeAtomicAdd(p + i, x[i]);
-}
-
 using NativeVector = uint32_t __attribute__((ext_vector_type(4)));
 inline __device__ uint4 load_streaming(const uint4* p) {
     const NativeVector v = __builtin_nontemporal_load(reinterpret_cast<const NativeVector*>(p));

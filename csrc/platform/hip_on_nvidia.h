@@ -180,16 +180,6 @@ inline __device__ void issue_loads() {
     __syncwarp();
 }
 
-inline __device__ void add_to_memory(float* p, const float* x) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "f"(x[0]), "f"(x[1]),
-                 "f"(x[2]), "f"(x[3])
-                 : "memory");
-#else
-    for (int i = 0; i < 4; i++) atomicAdd(p + i, x[i]);
-#endif
-}
-
 inline __device__ uint4 load_streaming(const uint4* p) {
     return __ldcs(p);
 }

@@ -22,23 +22,19 @@ __device__ void wmma(float (&c)[8], const uint32_t (&a)[8], const uint32_t (&b)[
     for (int i = 0; i < 8; i++) c[i] = sums[i];
 }
 #else
-// R x R, 16 (R = 16) or 8 (R = 32) deep.
-template <int R, class E>
-__device__ void mfma(float (&c)[R * R / 64], const uint32_t (&a)[2], const uint32_t (&b)[2]) {
+// 16 x 16, 16 deep.
+template <class E>
+__device__ void mfma(float (&c)[4], const uint32_t (&a)[2], const uint32_t (&b)[2]) {
     using Half = Native<std::conditional_t<E::mantissa == 7, short, _Float16>, 4>;
-    using Sums = Native<float, R * R / 64>;
+    using Sums = Native<float, 4>;
     Sums sums;
-    for (int i = 0; i < R * R / 64; i++) sums[i] = c[i];
+    for (int i = 0; i < 4; i++) sums[i] = c[i];
     const Half rows = __builtin_bit_cast(Half, a), columns = __builtin_bit_cast(Half, b);
-    if constexpr (R == 32 && E::mantissa == 7)
-        sums = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(rows, columns, sums, 0, 0, 0);
-    else if constexpr (R == 32)
-        sums = __builtin_amdgcn_mfma_f32_32x32x8f16(rows, columns, sums, 0, 0, 0);
-    else if constexpr (E::mantissa == 7)
+    if constexpr (E::mantissa == 7)
         sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(rows, columns, sums, 0, 0, 0);
     else
         sums = __builtin_amdgcn_mfma_f32_16x16x16f16(rows, columns, sums, 0, 0, 0);
-    for (int i = 0; i < R * R / 64; i++) c[i] = sums[i];
+    for (int i = 0; i < 4; i++) c[i] = sums[i];
 }
 // 16 x 16, 32 deep, 8 bytes per lane. A, B: of core/fp8.h, in the form of the chip.
 template <class A, class B>

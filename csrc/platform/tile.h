@@ -1,16 +1,16 @@
 // The matrix cores: one interface to MFMA, WMMA and mma.sync, independent of the layout of a lane's data. Device
 // code; include it only in .hip files.
 //
-// Tile<R> is a warp's R x R tile of a product, R = tile_rows or another that the platform has. Operands
-// are E, bf16 or fp16, sums fp32:
+// A Tile is a warp's 16 x 16 tile of a product. Operands are E, bf16 or fp16, sums fp32:
 //
-//   Tile<R>::Operand       R rows x 16 of the dimension that is summed over, k
-//   Tile<R>::RightOperand  the same as the b of products only: fewer moves of registers where it is a type of
+//   Tile::Operand          16 rows x 16 of the dimension that is summed over, k
+//   Tile::RightOperand     the same as the b of products only: fewer moves of registers where it is a type of
 //                          its own
-//   Tile<R>::Accumulator   R rows x R columns; x[i], i < elements, are this lane's
+//   Tile::Accumulator      16 rows x 16 columns; x[i], i < elements, are this lane's: row(slot(i)), column(i). slots:
+//                          rows a lane
 //   multiply<E>(c, a, b)   c[m][n] += sum_k a[m][k] * b[n][k]
 //   multiply_fp8<A, B>(c, a, b)  the same of 32 fp8 in the place of 16 E, b a RightOperand; A and B are types of
-//                          core/fp8.h with multiplies_fp8<A> && multiplies_fp8<B>, R is 16
+//                          core/fp8.h with multiplies_fp8<A> && multiplies_fp8<B>
 //
 // Both operands of a product have the same type: rows are m of the first and n of the second. An accumulator becomes
 // an operand without data leaving its lane (columns become k): softmax(q k') is an operand of the product with v.
@@ -20,10 +20,9 @@
 //   load_rows          rows of the SharedTile are the operand's rows, k runs along them
 //   load_columns       the transposed: columns of the SharedTile are rows of the operands, all of a SharedTile's
 //                      at once, k runs down its rows
-//   store_operand      the way back of load_rows<Order::natural>: ds', made of accumulators, for other warps
-// The layout determines the order of k over the lanes. It is the same for two operands that were both loaded with
-// Order::any; Order::natural is the order of operands made of accumulators. A product with load_columns has its
-// columns (or rows) interleaved over the tiles as interleaved() describes, not tile by tile.
+// The layout determines the order of k over the lanes. It is the same for two operands that were both loaded by
+// load_rows or load_columns<Order::any>; Order::natural is the order of operands made of accumulators. A product with
+// load_columns has its columns (or rows) interleaved over the tiles as interleaved() describes, not tile by tile.
 //
 // TileCopy moves a block's next SharedTile from memory while the warps compute.
 #pragma once
@@ -48,10 +47,7 @@ constexpr int xcds = 1;
 
 enum class Order { any, natural };
 
-// A lane's place in an accumulator. slot: which of the rows that the lane holds.
-//   Tile<R>::row(slot), slot(i), column(i); slots rows a lane
-template <int R>
-struct Tile;
+constexpr int tile_rows = 16;
 
 // `columns` of 16 bits a row; data is 16-byte aligned.
 template <int columns>

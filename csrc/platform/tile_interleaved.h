@@ -5,8 +5,8 @@
 
 namespace llamac {
 
-// Self: the Tile<R>. most: columns a lane takes at once.
-template <class Self, int R, int most>
+// Self: the Tile. most: columns a lane takes at once.
+template <class Self, int most>
 struct InterleavedColumns {
     template <int count>
     static constexpr int width = count < most ? count : most;
@@ -16,7 +16,7 @@ struct InterleavedColumns {
     static constexpr __device__ int interleaved(int o, int c) {
         constexpr int w = width<count>;
         static_assert(count % w == 0 && (w == 2 || w == 4 || w == 8));
-        return o / w * w * R + w * c + o % w;
+        return o / w * w * tile_rows + w * c + o % w;
     }
     // The rows of `count` tiles that are such a product, rounded to E, into rows of LDS from `first` on.
     template <class E, int count, int columns, class Accumulator>
@@ -30,6 +30,10 @@ struct InterleavedColumns {
                 __builtin_memcpy(to.at(first + Self::row(), place / 8) + place % 8 * 2, words, sizeof(words));
             }
     }
+
+  private:
+    InterleavedColumns() = default;
+    friend Self;
 };
 
 }  // namespace llamac

@@ -4,13 +4,11 @@
 namespace llamac {
 
 using Machine = MmaSync;
-constexpr int tile_rows = 16;
 
-template <>
-struct Tile<16> {
+struct Tile {
     static constexpr int slots = 2, elements = 8;
     // As the a of one instruction; words 0 and 2, 1 and 3 are the b of the two.
-    static constexpr int depth = 1;  // operands that load_rows<Order::any> gives at once
+    static constexpr int depth = 1;  // operands that load_rows gives at once
     struct Operand {
         uint32_t words[4];
     };
@@ -52,28 +50,20 @@ struct Tile<16> {
         mma_m16n8k32<A, B>(c.x, a.words, b.words[0], b.words[1]);
         mma_m16n8k32<A, B>(c.x + 4, a.words, b.words[2], b.words[3]);
     }
-    // Columns 16 * part to 16 * part + 15.
     template <class E>
-    static __device__ Operand as_operand(const Accumulator& c, int) {
+    static __device__ Operand as_operand(const Accumulator& c) {
         return {{pair_bits<E>(c.x[0], c.x[1]), pair_bits<E>(c.x[2], c.x[3]), pair_bits<E>(c.x[4], c.x[5]),
                  pair_bits<E>(c.x[6], c.x[7])}};
     }
 
     // Rows from `first`, k from `k` on, a multiple of 16.
-    template <Order, class O, int count, int columns>
+    template <class O, int count, int columns>
     static __device__ void load_rows(O (&out)[count], SharedTile<columns> from, int first, int k) {
         const int kept = std::is_same_v<O, Operand>
                              ? from.offset(lane() % 16, lane() / 16)
                              : from.offset(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
         for (int d = 0; d < count; d++)
             ldmatrix<false>(out[d].words, place(from, kept, first, k / 8 + 2 * d));
-    }
-    // Back: 16 rows from `first` on, k from `k` on.
-    template <int columns>
-    static __device__ void store_operand(SharedTile<columns> to, int first, int k, const Operand& x) {
-        for (int i = 0; i < 4; i++)
-            *reinterpret_cast<uint32_t*>(to.at(first + row(i % 2), k / 8 + i / 2) + lane() % 4 * 4) =
-                x.words[i];
     }
     // Operands `first` to `first + width - 1` of the `count` that hold all columns from `column` on, 16 each;
     // k is the first of 16 rows.

@@ -6,13 +6,11 @@
 namespace llamac {
 
 using Machine = Wmma;
-constexpr int tile_rows = 16;
 
 // Four columns at once: more would not fit in registers.
-template <>
-struct Tile<16> : InterleavedColumns<Tile<16>, 16, 4> {
+struct Tile : InterleavedColumns<Tile, 4> {
     static constexpr int slots = 1, elements = 8;
-    static constexpr int depth = 1;  // operands that load_rows<Order::any> gives at once
+    static constexpr int depth = 1;  // operands that load_rows gives at once
     struct Operand {
         uint32_t words[8];
     };
@@ -36,7 +34,7 @@ struct Tile<16> : InterleavedColumns<Tile<16>, 16, 4> {
     static void multiply_fp8(Accumulator& c, const Operand& a, const Operand& b) = delete;
     // A column pair is put together from both halves. Rounds bf16's ties away from zero.
     template <class E>
-    static __device__ Operand as_operand(const Accumulator& c, int) {
+    static __device__ Operand as_operand(const Accumulator& c) {
         Operand out;
         for (int i = 0; i < elements; i++) {
             const uint32_t own = E::mantissa == 7 ? __float_as_uint(c.x[i]) + 0x8000u
@@ -47,7 +45,7 @@ struct Tile<16> : InterleavedColumns<Tile<16>, 16, 4> {
         return out;
     }
 
-    template <Order, int count, int columns>
+    template <int count, int columns>
     static __device__ void load_rows(Operand (&out)[count], SharedTile<columns> from, int first, int k) {
         for (int d = 0; d < count; d++)
             for (int half = 0; half < 2; half++) {
@@ -56,17 +54,6 @@ struct Tile<16> : InterleavedColumns<Tile<16>, 16, 4> {
                 uint32_t* words = out[d].words + 4 * half;
                 words[0] = bits.x, words[1] = bits.y, words[2] = bits.z, words[3] = bits.w;
             }
-    }
-    // Back: 16 rows from `first` on, k from `k` on. Either half of the lanes stores half of each row.
-    template <int columns>
-    static __device__ void store_operand(SharedTile<columns> to, int first, int k, const Operand& x) {
-        uint32_t half[4];
-        for (int i = 0; i < 4; i++) {
-            const uint32_t low = x.words[i], high = x.words[i + 4];  // named, or the words go through scratch
-            half[i] = upper() ? high : low;
-        }
-        *reinterpret_cast<uint4*>(to.at(first + row(), k / 8 + upper())) =
-            make_uint4(half[0], half[1], half[2], half[3]);
     }
     // As for MFMA; a lane takes `width` neighbouring columns of 16 rows and gives one to each operand.
     template <Order, int count, int columns>

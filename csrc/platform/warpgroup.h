@@ -112,6 +112,13 @@ inline __device__ int load_acquire(const int* p) {
     return x;
 }
 
+// p[i] += x[i] for i < 4, atomically.
+inline __device__ void add_to_memory(float* p, const float* x) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "f"(x[0]), "f"(x[1]),
+                 "f"(x[2]), "f"(x[3])
+                 : "memory");
+}
+
 // ---- copies: one thread's; `to` is 1024-byte aligned, the barrier counts the tile's bytes
 
 inline __device__ void load_tile(void* to, const TensorMap& map, SharedBarrier& barrier, int column, int row,

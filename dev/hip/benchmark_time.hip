@@ -1,8 +1,10 @@
 // How the microbenchmarks measure: device events around replayed graphs over rotating memory, and the limit
 // that a copy sets.
-#include <algorithm>
+#include "benchmark_time.h"
 
-#include "benchmark.h"
+#include <algorithm>
+#include <vector>
+
 #include "core/device.h"
 #include "core/device_memory.h"
 #include "platform/stream.h"

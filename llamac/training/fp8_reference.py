@@ -48,7 +48,7 @@ def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def scaled(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """sums · a · b of two positive scales, as scaled() in csrc/ops/matmul/scaled_tiled.h: a · b can leave the
+    """sums · a · b of two positive scales, as scaled() in csrc/ops/matmul/matmul.h: a · b can leave the
     normal numbers where the result does not.
     """
     both, limits = a * b, torch.finfo(sums.dtype)

@@ -166,7 +166,7 @@ __global__ void copied_tile_kernel(const float* in, float* out) {
 // A product of zeros, which changes nothing, by the first `lanes` of each warp.
 template <int lanes, bool others_return>
 __global__ void product_kernel(const float* in, float* out) {
-    using T = Tile<tile_rows>;
+    using T = Tile;
     const int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x;
     T::Accumulator sums = {};
     if (lane_index() < lanes)

@@ -72,22 +72,17 @@ void check_fp8_pairs(Check check) {
 
 #if LLAMAC_WARP == 64
 // "AMD Instinct MI300" Instruction Set Architecture, 7.1.4; AMD matrix instruction calculator.
-template <int R, int K, class E>
+template <class E>
 void check_mfma(const char* what) {
-    check_instruction<R, R, K, E, E>(
-        what, [](int m, int k) { return Place{m + R * (k / 4), k % 4}; },
-        [](int k, int n) { return Place{n + R * (k / 4), k % 4}; },
-        [](int m, int n) {
-            constexpr int block = 4 * (64 / R);  // rows that all lanes together hold in four registers
-            return Place{n + R * (m % block / 4), m / block * 4 + m % 4};
-        },
-        [](auto& c, auto& a, auto& b) { mfma<R, E>(c, a, b); });
+    check_instruction<16, 16, 16, E, E>(
+        what, [](int m, int k) { return Place{m + 16 * (k / 4), k % 4}; },
+        [](int k, int n) { return Place{n + 16 * (k / 4), k % 4}; },
+        [](int m, int n) { return Place{n + 16 * (m / 4), m % 4}; },
+        [](auto& c, auto& a, auto& b) { mfma<E>(c, a, b); });
 }
 TEST(instructions) {
-    check_mfma<16, 16, bf16>("v_mfma_f32_16x16x16_bf16");
-    check_mfma<32, 8, bf16>("v_mfma_f32_32x32x8_bf16");
-    check_mfma<16, 16, fp16>("v_mfma_f32_16x16x16_f16");
-    check_mfma<32, 8, fp16>("v_mfma_f32_32x32x8_f16");
+    check_mfma<bf16>("v_mfma_f32_16x16x16_bf16");
+    check_mfma<fp16>("v_mfma_f32_16x16x16_f16");
     check_fp8_pairs([]<class EA, class EB>(EA, EB) {
         check_instruction<16, 16, 32, EA, EB>(
             "v_mfma_f32_16x16x32_fp8", [](int m, int k) { return Place{m + 16 * (k / 8), k % 8}; },

@@ -1,4 +1,4 @@
-// Shared by the variants of attention: the keys that a query sees, and the launchers of variants in files of their own.
+// Shared by the variants of attention: the keys that a query sees, and the variants that have files of their own.
 #pragma once
 #include "core/operation.h"
 #include "platform/cdna3.h"
@@ -40,89 +40,17 @@ struct AttentionMask {
         return seen < keys ? seen : keys;
     }
 };
-// Whether each query sees all keys, up to its own where causal, of as many keys as queries.
-bool is_plain(const Call& call), is_plain_causal(const Call& call);
 
-// cpu.hip
-template <class T>
-void attention_forward_cpu(View<T, 4> out, View<arithmetic<T>, 3> lse, View<const T, 4> q, View<const T, 4> k,
-                           View<const T, 4> v, View<const int32_t, 2> first, View<const int32_t, 2> ends,
-                           double scale, bool causal, int64_t window);
-template <class T>
-void attention_backward_cpu(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
-                            View<const T, 4> out, View<const arithmetic<T>, 3> lse, View<const T, 4> q,
-                            View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first,
-                            View<const int32_t, 2> ends, double scale, bool causal, int64_t window);
-
-// one_query.hip
-template <class T>
-void attention_forward_one_query(View<T, 4> out, View<arithmetic<T>, 3> lse, View<const T, 4> q,
-                                 View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first,
-                                 View<const int32_t, 2> ends, double scale, bool causal, int64_t window);
-bool one_query_supports(const Call& call);
-
-// naive.hip
-template <class T>
-void attention_forward_naive(View<T, 4> out, View<float, 3> lse, View<const T, 4> q, View<const T, 4> k,
-                             View<const T, 4> v, View<const int32_t, 2> first, View<const int32_t, 2> ends,
-                             double scale, bool causal, int64_t window, LaunchContext context);
-template <class T>
-void attention_backward_naive(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
-                              View<const T, 4> out, View<const float, 3> lse, View<const T, 4> q,
-                              View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first,
-                              View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
-                              LaunchContext context);
-int64_t attention_forward_naive_workspace(const Call& call);
-int64_t attention_backward_naive_workspace(const Call& call);
-
-using WorkspaceBytes = int64_t(const Call& call);
-
+// one_query.hip, cpu.hip, naive.hip
+Variant one_query_attention_forward();
+Variant cpu_attention_forward(), cpu_attention_backward();
+Variant naive_attention_forward(), naive_attention_backward();
 // flash_forward.hip, flash_backward.hip
-bool flash_supports(const Call& call), plain_flash_supports(const Call& call);
-template <class E>
-void attention_forward_flash(View<E, 4> out, View<float, 3> lse, View<const E, 4> q, View<const E, 4> k,
-                             View<const E, 4> v, View<const int32_t, 2> first, View<const int32_t, 2> ends,
-                             double scale, bool causal, int64_t window, LaunchContext context);
-template <class E>
-void attention_backward_flash(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
-                              View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,
-                              View<const E, 4> k, View<const E, 4> v, View<const int32_t, 2> first,
-                              View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
-                              LaunchContext context);
-template <class E>
-void attention_backward_flash_atomic(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
-                                     View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,
-                                     View<const E, 4> k, View<const E, 4> v, View<const int32_t, 2> first,
-                                     View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
-                                     LaunchContext context);
-WorkspaceBytes attention_backward_flash_workspace, attention_backward_flash_atomic_workspace;
-
+bool flash_supports(const Call& call);
+Variant flash_attention_forward(), flash_attention_backward();
 // mfma_forward.hip, mfma_backward.hip; where LLAMAC_MFMA
-bool mfma_supports(const Call& call);
-int64_t attention_backward_mfma_workspace(const Call& call);
-template <class E>
-void attention_backward_mfma(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
-                             View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,
-                             View<const E, 4> k, View<const E, 4> v, View<const int32_t, 2> first,
-                             View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
-                             LaunchContext context);
-template <class E>
-void attention_forward_mfma(View<E, 4> out, View<float, 3> lse, View<const E, 4> q, View<const E, 4> k,
-                            View<const E, 4> v, View<const int32_t, 2> first, View<const int32_t, 2> ends,
-                            double scale, bool causal, int64_t window, LaunchContext context);
-
+Variant mfma_attention_forward(), mfma_attention_backward();
 // wgmma_forward.hip, wgmma_backward.hip; where LLAMAC_WARPGROUPS
-bool wgmma_supports(const Call& call);
-template <class E>
-void attention_forward_wgmma(View<E, 4> out, View<float, 3> lse, View<const E, 4> q, View<const E, 4> k,
-                             View<const E, 4> v, View<const int32_t, 2> first, View<const int32_t, 2> ends,
-                             double scale, bool causal, int64_t window, LaunchContext context);
-template <class E>
-void attention_backward_wgmma(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
-                              View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,
-                              View<const E, 4> k, View<const E, 4> v, View<const int32_t, 2> first,
-                              View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
-                              LaunchContext context);
-WorkspaceBytes attention_forward_wgmma_workspace, attention_backward_wgmma_workspace;
+Variant wgmma_attention_forward(), wgmma_attention_backward();
 
 }  // namespace llamac

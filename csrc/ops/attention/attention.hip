@@ -33,7 +33,6 @@
 // naive:        the formulas, one kernel each, whole scores in memory (naive.hip).
 // flash:        tiles on any device's matrix cores, scores never in memory (flash_forward.hip,
 //               flash_backward.hip).
-// flash_atomic: backward in one pass, dq by atomic adds: not deterministic (flash_backward.hip).
 // mfma:         as flash, in MI300X's shape (mfma_forward.hip).
 // wgmma:        as flash, with Hopper's own instructions (wgmma_forward.hip, wgmma_backward.hip).
 //
@@ -125,33 +124,6 @@ void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, V
         }
 }
 
-// The functions are beside the kernels.
-constexpr Constraints one_query_constraints{"T = 1", one_query_supports};
-constexpr Constraints flash_constraints{
-    "HD a multiple of 8 up to 128, T and S at most 2^30, scale above 0, heads that begin at multiples of 16 "
-    "bytes",
-    flash_supports};
-constexpr Constraints flash_atomic_constraints{
-    "HD 64 or 128, causal, T = S at most 2^30, no first, no window below T, scale above 0, heads that begin "
-    "at multiples of 16 bytes",
-    plain_flash_supports};
-#if defined(LLAMAC_WARPGROUPS)
-constexpr Constraints wgmma_constraints{
-    "HD a multiple of 8 from 64 to 128, T and S at most 2^30, scale above 0, heads that begin at multiples "
-    "of 16 bytes",
-    wgmma_supports};
-constexpr const char* hopper = "NVIDIA sm_90";
-#endif
-
-#if defined(LLAMAC_MFMA)
-constexpr Constraints mfma_constraints{
-    "HD 64 or 128, T and S at most 2^30, scale above 0, heads that begin at multiples of 16 bytes, rows of "
-    "q, "
-    "k, v and dout at most 2^23 elements apart",
-    mfma_supports};
-constexpr const char* cdna3 = "AMD gfx942";
-#endif
-
 // 1 + 2 + ... + n.
 double sum_to(double n) {
     return n > 0 ? 0.5 * n * (n + 1) : 0;
@@ -198,31 +170,16 @@ Operation attention_forward(
     ") derivative attention_backward(dq: grad q, dk: grad k, dv: grad v; dout: grad out, out, lse, q, k, v, "
     "first, end; scale, causal, window)" LLAMAC_ATTENTION_TESTS,
     "out = softmax(scale * q * transposed k) * v over the keys that a query sees",
-    {{"one_query", "one query per head, keys and values as they lie",
-      instantiations<LLAMAC_FLOATS(attention_forward_one_query), attention_forward_one_query<double>>(),
-      one_query_constraints},
-     {"cpu", "query tiles, packed keys, whole rows of scores",
-      instantiations<LLAMAC_FLOATS(attention_forward_cpu), attention_forward_cpu<double>>()},
+    {one_query_attention_forward(),
+     cpu_attention_forward(),
 #if defined(LLAMAC_WARPGROUPS)
-     {.name = "wgmma",
-      .idea = "as flash, with wgmma, TMA, warps that copy and warps that compute",
-      .instantiations = instantiations<attention_forward_wgmma<bf16>, attention_forward_wgmma<fp16>>(),
-      .supports = wgmma_constraints,
-      .workspace = attention_forward_wgmma_workspace,
-      .chip = hopper},
+     wgmma_attention_forward(),
 #endif
 #if defined(LLAMAC_MFMA)
-     {.name = "mfma",
-      .idea = "as flash on matrix cores, v transposed once per block, p without rounding, 128-bit accesses",
-      .instantiations = instantiations<attention_forward_mfma<bf16>, attention_forward_mfma<fp16>>(),
-      .supports = mfma_constraints,
-      .chip = cdna3},
+     mfma_attention_forward(),
 #endif
-     {"flash", "tiles on matrix cores, running softmax, 128-bit accesses",
-      instantiations<attention_forward_flash<bf16>, attention_forward_flash<fp16>>(), flash_constraints},
-     {"naive", "repeated keys and values, whole scores in memory",
-      instantiations<LLAMAC_FLOATS(attention_forward_naive)>(), nullptr, blocks_of(256),
-      attention_forward_naive_workspace},
+     flash_attention_forward(),
+     naive_attention_forward(),
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(attention_forward_reference), attention_forward_reference<double>>()}},
     forward_flops);
@@ -234,51 +191,18 @@ Operation attention_backward(
     " k: T[B,S,NKV,HD] strided, v: T[B,S,NKV,HD] strided, first?: i32[B,T] "
     "begins(S), end?: i32[B,T] ends(S);" LLAMAC_ATTENTION_SCALARS ")" LLAMAC_ATTENTION_TESTS,
     "gradients of attention_forward",
-    {{"cpu", "query tiles, p from lse, dk and dv summed by owners",
-      instantiations<LLAMAC_FLOATS(attention_backward_cpu), attention_backward_cpu<double>>()},
+    {cpu_attention_backward(),
 #if defined(LLAMAC_WARPGROUPS)
-     {.name = "wgmma",
-      .idea = "with wgmma and TMA; without masks in one pass, dq added in turns",
-      .instantiations = instantiations<attention_backward_wgmma<bf16>, attention_backward_wgmma<fp16>>(),
-      .supports = wgmma_constraints,
-      .workspace = attention_backward_wgmma_workspace,
-      .chip = hopper},
+     wgmma_attention_backward(),
 #endif
 #if defined(LLAMAC_MFMA)
-     {.name = "mfma",
-      .idea = "as flash on matrix cores, tiles transposed once per block, 128-bit accesses",
-      .instantiations = instantiations<attention_backward_mfma<bf16>, attention_backward_mfma<fp16>>(),
-      .supports = mfma_constraints,
-      .workspace = attention_backward_mfma_workspace,
-      .chip = cdna3},
+     mfma_attention_backward(),
 #endif
-     {.name = "flash",
-      .idea = "tiles on matrix cores, p made again from lse, 128-bit accesses",
-      .instantiations = instantiations<attention_backward_flash<bf16>, attention_backward_flash<fp16>>(),
-      .supports = flash_constraints,
-      .workspace = attention_backward_flash_workspace},
-     {.name = "flash_atomic",
-      .idea = "as flash on matrix cores, in one pass, dq by 128-bit atomic adds",
-      .instantiations = instantiations<attention_backward_flash_atomic<bf16>>(),
-      .supports = flash_atomic_constraints,
-      .workspace = attention_backward_flash_atomic_workspace,
-      .deterministic = false},
-     {"naive", "repeated keys and values, whole p and ds in memory",
-      instantiations<LLAMAC_FLOATS(attention_backward_naive)>(), nullptr, blocks_of(256),
-      attention_backward_naive_workspace},
+     flash_attention_backward(),
+     naive_attention_backward(),
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(attention_backward_reference), attention_backward_reference<double>>()}},
     backward_flops);
 
 }  // namespace
-
-bool is_plain(const Call& call) {
-    const int64_t T = call["T"], window = static_cast<int64_t>(call.number("window"));
-    return !call.operand("first").data && (call.number("causal") || !call.operand("end").data) &&
-           call["S"] == T && (window == 0 || window >= T);
-}
-bool is_plain_causal(const Call& call) {
-    return is_plain(call) && call.number("causal");
-}
-
 }  // namespace llamac

@@ -243,8 +243,6 @@ void sum_parts(const Sizes<A>& n, int64_t parts, int64_t part_stride, const A* s
         }
 }
 
-}  // namespace
-
 template <class T>
 void attention_forward_cpu(View<T, 4> out, View<arithmetic<T>, 3> lse, View<const T, 4> q, View<const T, 4> k,
                            View<const T, 4> v, View<const int32_t, 2> first_seen, View<const int32_t, 2> ends,
@@ -329,13 +327,15 @@ void attention_backward_cpu(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<co
     }
 }
 
-template decltype(attention_forward_cpu<float>) attention_forward_cpu<float>;
-template decltype(attention_forward_cpu<bf16>) attention_forward_cpu<bf16>;
-template decltype(attention_forward_cpu<fp16>) attention_forward_cpu<fp16>;
-template decltype(attention_forward_cpu<double>) attention_forward_cpu<double>;
-template decltype(attention_backward_cpu<float>) attention_backward_cpu<float>;
-template decltype(attention_backward_cpu<bf16>) attention_backward_cpu<bf16>;
-template decltype(attention_backward_cpu<fp16>) attention_backward_cpu<fp16>;
-template decltype(attention_backward_cpu<double>) attention_backward_cpu<double>;
+}  // namespace
+
+Variant cpu_attention_forward() {
+    return {"cpu", "query tiles, packed keys, whole rows of scores",
+            instantiations<LLAMAC_FLOATS(attention_forward_cpu), attention_forward_cpu<double>>()};
+}
+Variant cpu_attention_backward() {
+    return {"cpu", "query tiles, p from lse, dk and dv summed by owners",
+            instantiations<LLAMAC_FLOATS(attention_backward_cpu), attention_backward_cpu<double>>()};
+}
 
 }  // namespace llamac

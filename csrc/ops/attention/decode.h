@@ -1,5 +1,5 @@
 // Shared by the variants of attention_decode: the positions that the next token of a sequence sees, the operands of the kernels,
-// and the launcher of decode_vectorized.hip.
+// and the variant of decode_vectorized.hip.
 #pragma once
 #include "core/device.h"
 #include "core/operation.h"
@@ -43,13 +43,6 @@ struct DecodeOperands {
     const int32_t *begin, *end;
 };
 
-// decode_vectorized.hip
-template <class T>
-void attention_decode_vectorized(View<T, 3> out, View<T, 4> keys, View<T, 4> values, View<const T, 3> q,
-                                 View<const T, 3> k, View<const T, 3> v, View<const float, 3> cis,
-                                 View<const int32_t, 1> begin, View<const int32_t, 1> end, double scale,
-                                 int64_t window, LaunchContext context);
-int64_t attention_decode_vectorized_workspace(const Call& call);
-bool decode_vectorized_supports(const Call& call);
+Variant vectorized_attention_decode();  // decode_vectorized.hip
 
 }  // namespace llamac

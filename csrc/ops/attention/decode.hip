@@ -182,12 +182,6 @@ void attention_decode_naive(View<T, 3> out, View<T, 4> keys, View<T, 4> values, 
            window);
 }
 
-// The function is beside the kernels.
-constexpr Constraints vectorized_constraints{
-    "heads of 2, 4, 8, ... vectors of 16 bytes, up to as many as a warp has lanes, that begin at "
-    "multiples of 16 bytes, M at most 2^30",
-    decode_vectorized_supports};
-
 // Every position may be seen.
 double decode_flops(const Call& c) {
     return 4.0 * static_cast<double>(c["B"] * c["NH"]) * static_cast<double>(c["M"] * c["HD"]);
@@ -215,9 +209,7 @@ Operation attention_decode(
     "attention of the next token of sequences to a cache, which its key and value go to",
     {{"cpu", "heads over threads, keys and values where they lie",
       instantiations<LLAMAC_FLOATS(attention_decode_cpu)>()},
-     {"vectorized", "keys shared out over blocks and groups of lanes, 128-bit accesses",
-      instantiations<LLAMAC_KERNELS(attention_decode_vectorized)>(), vectorized_constraints, blocks_of(256),
-      attention_decode_vectorized_workspace},
+     vectorized_attention_decode(),
      {"naive", "one thread per element", instantiations<LLAMAC_KERNELS(attention_decode_naive)>(), nullptr,
       blocks_of(256), naive_workspace},
      {"reference", "plain loops",

@@ -1,4 +1,4 @@
-// Attention of the next token: variant `vectorized` of next.hip. Blocks share the keys of a sequence; within a block, groups of
+// Attention of the next token: variant `vectorized` of decode.hip. Blocks share the keys of a sequence; within a block, groups of
 // lanes hold a key each, 16 bytes per lane: two keys and values per group are in flight. One reading serves the query heads that
 // share a key/value head. Groups, warps and blocks have running softmaxes of their own (Dao et al., Flash-Decoding, 2023), added
 // in a fixed order; a second kernel adds the blocks'.
@@ -258,13 +258,11 @@ int splits_of(int64_t B, int64_t NH, int64_t NKV) {
     return static_cast<int>(std::clamp<int64_t>(wanted, 1, max_splits));
 }
 
-}  // namespace
-
-int64_t attention_decode_vectorized_workspace(const Call& c) {
+int64_t decode_workspace(const Call& c) {
     return 4 * c["B"] * c["NH"] * splits_of(c["B"], c["NH"], c["NKV"]) * (c["HD"] + 2);
 }
 
-bool decode_vectorized_supports(const Call& c) {
+bool decode_supports(const Call& c) {
     const int64_t size = 16 / size_of(c.operand("q").dtype), lanes = c["HD"] / size;
     bool whole = c["HD"] % size == 0 && lanes >= 2 && (lanes & (lanes - 1)) == 0 &&
                  lanes <= device_properties().warp_size && c["M"] <= 1 << 30 &&
@@ -306,10 +304,18 @@ void attention_decode_vectorized(View<T, 3> out, View<T, 4> keys, View<T, 4> val
            attention_decode_vectorized_kernel_join<T>, o, partial, S, window, HD, splits, step);
 }
 
-template decltype(attention_decode_vectorized<float>) attention_decode_vectorized<float>;
-template decltype(attention_decode_vectorized<bf16>) attention_decode_vectorized<bf16>;
-#if defined(LLAMAC_FP16_KERNELS)  // as LLAMAC_KERNELS
-template decltype(attention_decode_vectorized<fp16>) attention_decode_vectorized<fp16>;
-#endif
+}  // namespace
+
+Variant vectorized_attention_decode() {
+    return {"vectorized",
+            "keys shared out over blocks and groups of lanes, 128-bit accesses",
+            instantiations<LLAMAC_KERNELS(attention_decode_vectorized)>(),
+            Constraints{
+                "heads of 2, 4, 8, ... vectors of 16 bytes, up to as many as a warp has lanes, that begin at "
+                "multiples of 16 bytes, M at most 2^30",
+                decode_supports},
+            blocks_of(256),
+            decode_workspace};
+}
 
 }  // namespace llamac

@@ -8,6 +8,11 @@ namespace llamac {
 
 constexpr float log2_e = 1.44269504088896341f;
 
+constexpr Constraints flash_constraints{
+    "HD a multiple of 8 up to 128, T and S at most 2^30, scale above 0, heads that begin at multiples of 16 "
+    "bytes",
+    flash_supports};
+
 // The block tile of a block: which rows of which head. Heads come in sections; in a section the first rows of all its
 // heads come first, so that the last blocks to run are short ones: which rows are first is the kernel's choice,
 // those with the most work. Where blocks are distributed to XCDs in turn, each with a cache of its own, an XCD gets
@@ -172,8 +177,7 @@ struct WarpRows {
         tile = from, first = row;
         if constexpr (kept) {
 #pragma unroll
-            for (int r = 0; r < row_tiles; r++)
-                T::template load_rows<Order::any>(operands[r], from, row + r * tile_rows, 0);
+            for (int r = 0; r < row_tiles; r++) T::load_rows(operands[r], from, row + r * tile_rows, 0);
         }
     }
     // Operands from d on of a tile of rows.
@@ -182,7 +186,7 @@ struct WarpRows {
 #pragma unroll
             for (int i = 0; i < T::depth; i++) out[i] = operands[r][d + i];
         } else
-            T::template load_rows<Order::any>(out, tile, first + r * tile_rows, 16 * d);
+            T::load_rows(out, tile, first + r * tile_rows, 16 * d);
     }
 };
 
@@ -198,7 +202,7 @@ __device__ void add_rows_product(typename T::Accumulator (&c)[row_tiles][count],
 #pragma unroll
         for (int n = 0; n < count; n++) {
             typename T::RightOperand columns[T::depth];
-            T::template load_rows<Order::any>(columns, b, n * tile_rows, 16 * d);
+            T::load_rows(columns, b, n * tile_rows, 16 * d);
 #pragma unroll
             for (int i = 0; i < T::depth; i++)
 #pragma unroll
@@ -272,7 +276,7 @@ struct Packed {
 #pragma unroll
         for (int r = 0; r < row_tiles; r++)
 #pragma unroll
-            for (int d = 0; d < depth; d++) operands[r][d] = T::template as_operand<E>(c[r][d], 0);
+            for (int d = 0; d < depth; d++) operands[r][d] = T::template as_operand<E>(c[r][d]);
     }
 };
 

@@ -1,29 +1,24 @@
-// Attention backward on matrix cores (Dao 2023, FlashAttention-2), variants `flash` and `flash_atomic` of attention.hip. The
-// scores are recomputed from q, k and lse:
+// Attention backward on matrix cores (Dao 2023, FlashAttention-2), variant `flash` of attention.hip. The scores are recomputed from
+// q, k and lse by two kernels, one after the other:
 //
 //   keys      a block owns rows of k and v and walks over the queries that see them, through all query heads
 //             that share them: s' = k q', dp' = v dout', dv += p' dout, dk += ds' q
 //   queries   a block owns rows of q and dout and walks over the keys that they see: s = q k', dp = dout v',
 //             dq += ds k
 //
-// with c = scale * log2 e, p = 2^(c s - lse * log2 e), ds = p (dp - delta).
+// with c = scale * log2 e, p = 2^(c s - lse * log2 e), ds = p (dp - delta). Seven products instead of the five of one pass, but
+// every sum is one warp's own, in the same order in every run, and p and ds go straight from accumulators to operands. The
+// workspace is delta, f32[B,NH,T].
 //
 // With masks the walks leave out keys that no query of the block sees, and queries that see no key of it, as in
 // flash_forward.hip; the keys' kernel finds the last query that sees one of its keys by bisection.
-//
-// flash:        both, one after the other. Seven products instead of the five of one pass, but every sum is one warp's
-//     own, in the same order in every run, and p and ds go straight from accumulators to operands in both. The
-//     workspace is delta, f32[B,NH,T].
-// flash_atomic: the keys' kernel alone: its blocks hand ds' around in LDS and add the step's ds k to dq in memory, in fp32, in
-//     any order: not deterministic. In bf16 alone: in fp16 it would spill on MI300X. The workspace is dq's sums, which a kernel
-//     rounds afterwards, and delta. It takes no masks: MI300X has no scalar registers left for them.
 #include "ops/attention/attention.h"
 #include "ops/attention/flash.h"
 
 namespace llamac {
 namespace {
 
-using T = Tile<16>;
+using T = Tile;
 
 // A number as it is; any NaN as the one that stays one in an operand. Those are rounded by adding to the bits that are
 // cut, which makes zeros of the last NaNs, the ones that memory is filled with before it is written.
@@ -37,18 +32,16 @@ template <class M>
 constexpr bool mma_sync = std::is_same_v<M, MmaSync>;
 
 // A block's `rows` of two tensors, and `step` rows a step of the two that it walks over, in two stages: one is
-// filled while the other is used. mine: rows a warp. Scores are in registers for `part` rows of a step at a
-// time.
-template <int HD, int rows_, int step_, int mine_, class M, int part_ = step_>
+// filled while the other is used. mine: rows a warp.
+template <int HD, int rows_, int step_, int mine_, class M>
 struct Walk {
-    static constexpr int R = 16, rows = rows_, step = step_, part = part_, warp_rows = mine_;
-    static constexpr int row_tiles = warp_rows / R, part_tiles = part / R, head_tiles = HD / R;
+    static constexpr int R = 16, rows = rows_, step = step_, warp_rows = mine_;
+    static constexpr int row_tiles = warp_rows / R, step_tiles = step / R, head_tiles = HD / R;
     static constexpr int warps = rows / warp_rows, threads = warps * M::warp;
     static constexpr int row_bytes = rows * HD * 2, step_bytes = step * HD * 2;
-    static constexpr int stages = 2;
     // Where operands go to registers the rows come through the steps' place, one tensor after the other.
     static constexpr int second_at = M::operands_in_registers ? 0 : row_bytes, steps_at = 2 * second_at;
-    static constexpr int tiles_end = steps_at + 2 * stages * step_bytes;
+    static constexpr int tiles_end = steps_at + 4 * step_bytes;
     static_assert(tiles_end >= row_bytes);
 };
 
@@ -63,9 +56,7 @@ constexpr int keys_step = small<M>                   ? 16
                           : HD == 128 && mma_sync<M> ? 64
                                                      : 32;
 template <int HD, class M = Machine>
-struct Keys : Walk<HD, keys_of_block<HD, M>, keys_step<HD, M>, keys_of_warp<HD, M>, M> {
-    static constexpr bool adds_queries = false;
-};
+struct Keys : Walk<HD, keys_of_block<HD, M>, keys_step<HD, M>, keys_of_warp<HD, M>, M> {};
 
 template <int HD, class M>
 constexpr int queries_step = small<M>                  ? 16
@@ -73,29 +64,6 @@ constexpr int queries_step = small<M>                  ? 16
                                                        : 32;
 template <int HD, class M = Machine>
 struct Queries : Walk<HD, small<M> ? 64 : 128, queries_step<HD, M>, small<M> ? 16 : 32, M> {};
-
-// flash_atomic: k stays in LDS, and so does ds' of a step, as rows of keys. A warp computes 32 rows of some columns of a
-// step's dq. MI300X and WMMA have LDS for fewer rows; WMMA for one stage, and no registers for rows on their way.
-template <int HD, class M>
-constexpr int pass_step = mma_sync<M> || (small<M> && HD == 64) ? 64 : 32;
-template <int HD, class M>
-constexpr int pass_part = small<M>      ? 16
-                          : HD == 128   ? pass_step<HD, M>
-                          : mma_sync<M> ? 32
-                                        : 16;
-template <int HD, class M = Machine>
-struct Pass : Walk<HD, mma_sync<M> ? 128 : 64, pass_step<HD, M>, keys_of_warp<HD, M>, M, pass_part<HD, M>> {
-    using Base = Walk<HD, mma_sync<M> ? 128 : 64, pass_step<HD, M>, keys_of_warp<HD, M>, M, pass_part<HD, M>>;
-    static constexpr bool adds_queries = true;
-    static constexpr int stages = small<M> ? 1 : 2;
-    static constexpr int second_at = Base::row_bytes;
-    static constexpr int steps_at = M::operands_in_registers ? second_at : 2 * second_at;
-    static constexpr int ds_at = steps_at + 2 * stages * Base::step_bytes;
-    static constexpr int tiles_end = ds_at + Base::rows * Base::step * 2;
-    static constexpr int query_parts = Base::step / 32, head_parts = Base::warps / query_parts;
-    static constexpr int query_tiles = 2, columns = HD / head_parts, column_tiles = columns / 16;
-    static_assert(Base::warps % query_parts == 0 && column_tiles >= 2);
-};
 
 template <class E, int HD>
 __global__ void __launch_bounds__(256)
@@ -161,112 +129,50 @@ struct Statistics<C, true> : Statistics<C, false> {
     int begin[C::step], end[C::step];
 };
 
-// For the part of a step from its query `part` on, `query` among all, and the warp's keys from `key` on: dv += p' dout,
-// and ds'.
+// For a step, whose first query is `query`, and the warp's keys from `key` on: dv += p' dout, and ds'.
 template <class E, class C, bool masked, int HD>
-__device__ Packed<T, E, C::row_tiles, C::part_tiles> add_values(
+__device__ Packed<T, E, C::row_tiles, C::step_tiles> add_values(
     T::Accumulator (&sum_v)[C::row_tiles][C::head_tiles], const WarpRows<T, HD, C::row_tiles>& rows_k,
     const WarpRows<T, HD, C::row_tiles>& rows_v, SharedTile<HD> shared_q, SharedTile<HD> shared_dout,
-    const Statistics<C, masked>& of_step, int part, int query, int key, float scale) {
-    const float *const part_lse = of_step.lse + part, *const part_delta = of_step.delta + part;
-    T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
+    const Statistics<C, masked>& of_step, int query, int key, float scale) {
+    T::Accumulator p[C::row_tiles][C::step_tiles] = {}, dp[C::row_tiles][C::step_tiles] = {};
     add_rows_product<T, E>(p, rows_k, shared_q);
     if constexpr (masked) {
-        const int *const begin = of_step.begin + part, *const end = of_step.end + part;
+        const int *const begin = of_step.begin, *const end = of_step.end;
         // No ||: the product would move behind its branch, and hold the registers of all its operands until there.
-        if ((begin[C::part - 1] > key) | (end[0] < key + C::warp_rows)) mask_unseen<T>(p, key, begin, end);
+        if ((begin[C::step - 1] > key) | (end[0] < key + C::warp_rows)) mask_unseen<T>(p, key, begin, end);
     } else if (query - key < C::warp_rows - 1) {
         mask<T, Masked::columns_before>(p, query - key);
     }
 #pragma unroll
-    for (int m = 0; m < C::part_tiles; m++)
+    for (int m = 0; m < C::step_tiles; m++)
 #pragma unroll
         for (int i = 0; i < T::elements; i++) {
-            const float shift = part_lse[m * C::R + T::column(i)];
+            const float shift = of_step.lse[m * C::R + T::column(i)];
 #pragma unroll
             for (int r = 0; r < C::row_tiles; r++)
                 p[r][m].x[i] = fast_exp2(fmaf(p[r][m].x[i], scale * log2_e, -shift));
         }
-    add_columns_product<T>(sum_v, Packed<T, E, C::row_tiles, C::part_tiles>(p), shared_dout);
+    add_columns_product<T>(sum_v, Packed<T, E, C::row_tiles, C::step_tiles>(p), shared_dout);
     add_rows_product<T, E>(dp, rows_v, shared_dout);
 #pragma unroll
-    for (int m = 0; m < C::part_tiles; m++)
+    for (int m = 0; m < C::step_tiles; m++)
 #pragma unroll
         for (int i = 0; i < T::elements; i++) {
-            const float d = part_delta[m * C::R + T::column(i)];
+            const float d = of_step.delta[m * C::R + T::column(i)];
 #pragma unroll
             for (int r = 0; r < C::row_tiles; r++) dp[r][m].x[i] = p[r][m].x[i] * (dp[r][m].x[i] - d);
         }
-    return Packed<T, E, C::row_tiles, C::part_tiles>(dp);
+    return Packed<T, E, C::row_tiles, C::step_tiles>(dp);
 }
 
-// dq += ds k of a step, for the warp's 32 queries and its columns, to their sums in memory: in the order in which
-// the lanes hold them (the rounding kernel reads them so), so that a warp adds to whole lines.
-template <class E, class C, int HD>
-__device__ void add_queries(float* sums, SharedTile<C::step> ds, SharedTile<HD> keys) {
-    const int query = warp_index() % C::query_parts * 32, d = warp_index() / C::query_parts * C::columns;
-    constexpr int width = T::template width<C::column_tiles>;
-    T::Accumulator dq[C::query_tiles][C::column_tiles] = {};
-#pragma unroll
-    for (int s = 0; s < C::rows; s += 16) {
-        T::Operand rows[C::query_tiles];
-        T::template load_columns<Order::any, C::query_tiles>(rows, ds, s, 0, query);
-#pragma unroll
-        for (int n = 0; n < C::column_tiles; n += width) {
-            T::RightOperand columns[width];
-            T::template load_columns<Order::any, C::column_tiles>(columns, keys, s, n, d);
-#pragma unroll
-            for (int w = 0; w < width; w++)
-#pragma unroll
-                for (int r = 0; r < C::query_tiles; r++) T::multiply<E>(dq[r][n + w], rows[r], columns[w]);
-        }
-    }
-    float* to = sums + warp_index() * 32 * C::columns + lane_index() * 4;
-#pragma unroll
-    for (int r = 0; r < C::query_tiles; r++)
-#pragma unroll
-        for (int n = 0; n < C::column_tiles; n++)
-#pragma unroll
-            for (int i = 0; i < T::elements; i += 4, to += 4 * warp_size) add_to_memory(to, dq[r][n].x + i);
-}
-
-// dq of a step's queries from their sums.
-template <class E, int HD>
-__global__ void __launch_bounds__(Pass<HD>::threads)
-    attention_backward_flash_atomic_kernel_round(View<E, 4> dq, const float* sums, float scale) {
-    using C = Pass<HD>;
-    const int64_t time = dq.shape[1], heads = dq.shape[2], steps = (time + C::step - 1) / C::step;
-    const int64_t head = blockIdx.x / steps, step = blockIdx.x % steps;
-    const int query = warp_index() % C::query_parts * 32, d = warp_index() / C::query_parts * C::columns;
-    const SharedTile<HD> rounded{dynamic_shared_memory()};
-    const float* from =
-        sums + (int64_t{blockIdx.x} * C::step * HD + warp_index() * 32 * C::columns + lane_index() * 4);
-#pragma unroll
-    for (int r = 0; r < C::query_tiles; r++)
-#pragma unroll
-        for (int n = 0; n < C::column_tiles; n++)
-#pragma unroll
-            for (int i = 0; i < T::elements; i += 4, from += 4 * warp_size) {
-                float x[4];
-                unpack<float>(load128_streaming(from), x);
-                for (int e = 0; e < 4; e++) {
-                    const int row =
-                        query + T::template interleaved<C::query_tiles>(r, T::row(T::slot(i + e)));
-                    const int column = d + T::template interleaved<C::column_tiles>(n, T::column(i + e));
-                    *reinterpret_cast<E*>(rounded.at(row, column / 8) + column % 8 * 2) = E(x[e] * scale);
-                }
-            }
-    __syncthreads();
-    store_tile<C::step, HD, C::threads>(row_of(dq, head / heads, step * C::step, head % heads), dq.stride[1],
-                                        rounded, static_cast<int>(time - step * C::step));
-}
-
-// The keys' kernel of both variants. dq_sums: of flash_atomic, C::step * HD a step of a head.
-template <class C, int HD, Masks kind, class E>
-__device__ void backward_of_keys(const View<E, 4>& dk, const View<E, 4>& dv, const View<const E, 4>& dout,
-                                 const float* lse, const float* delta, const View<const E, 4>& q,
-                                 const View<const E, 4>& k, const View<const E, 4>& v,
-                                 const AttentionMask& visible, float scale, float* dq_sums) {
+template <class E, int HD, Masks kind>
+__global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
+    attention_backward_flash_kernel_keys(View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
+                                         const float* lse, const float* delta, View<const E, 4> q,
+                                         View<const E, 4> k, View<const E, 4> v, AttentionMask visible,
+                                         float scale) {
+    using C = Keys<HD>;
     constexpr bool masked = kind != no_masks;
     const int time = static_cast<int>(q.shape[1]),
               group = static_cast<int>(q.shape[2]) / static_cast<int>(k.shape[2]);
@@ -301,7 +207,7 @@ __device__ void backward_of_keys(const View<E, 4>& dk, const View<E, 4>& dv, con
     const auto begin_step = [&](Step step, int n) {
         const int64_t head = tile.head * group + step.head;
         const int t0 = step.t0, mine = static_cast<int>(threadIdx.x);
-        char* const stage = steps + n % C::stages * 2 * C::step_bytes;
+        char* const stage = steps + n % 2 * 2 * C::step_bytes;
         copy_q.begin(SharedTile<HD>{stage}, row_of(q, tile.batch, t0, head), q.stride[1], time - t0, width);
         copy_dout.begin(SharedTile<HD>{stage + C::step_bytes}, row_of(dout, tile.batch, t0, head),
                         dout.stride[1], time - t0, width);
@@ -313,12 +219,8 @@ __device__ void backward_of_keys(const View<E, 4>& dk, const View<E, 4>& dv, con
         if constexpr (masked) next_begin = sight.begin(t0 + mine), next_end = sight.end(t0 + mine);
     };
     Step now{masked && start >= end ? group : 0, start};  // no query sees the keys
-    if (C::stages == 2 && (!masked || now.head < group)) begin_step(now, 0);
+    if (!masked || now.head < group) begin_step(now, 0);
     for (int n = 0; now.head < group; n++) {
-        if (C::stages == 1) {
-            __syncthreads();  // the last step's tiles are read
-            begin_step(now, n);
-        }
         copy_q.end();
         copy_dout.end();
         auto& of_step = statistics[n % 2];
@@ -329,65 +231,26 @@ __device__ void backward_of_keys(const View<E, 4>& dk, const View<E, 4>& dv, con
                 of_step.begin[threadIdx.x] = next_begin, of_step.end[threadIdx.x] = next_end;
         }
         __syncthreads();  // the step's tiles are there, the others are read
-        const int t0 = now.t0, of_group = now.head;
+        const int t0 = now.t0;
         now = after(now);
-        if (C::stages == 2 && now.head < group) begin_step(now, n + 1);
+        if (now.head < group) begin_step(now, n + 1);
 
-        const SharedTile<HD> shared_q{steps + n % C::stages * 2 * C::step_bytes};
-#pragma unroll
-        for (int part = 0; part < C::step; part += C::part) {
-            // All before the warp's keys, or all behind the queries that see them.
-            if constexpr (masked) {
-                if ((of_step.end[part + C::part - 1] <= row) | (of_step.begin[part] >= row + C::warp_rows))
-                    continue;
-            } else if (!C::adds_queries && t0 + part + C::part <= row)
-                continue;
-            const int at = part * HD * 2;
-            const SharedTile<HD> part_q{shared_q.data + at}, part_dout{part_q.data + C::step_bytes};
-            const auto ds = add_values<E, C, masked>(sum_v, rows_k, rows_v, part_q, part_dout, of_step, part,
-                                                     t0 + part, row, scale);
-            if constexpr (C::adds_queries) {
-                const SharedTile<C::step> shared_ds{dynamic_shared_memory() + C::ds_at};
-#pragma unroll
-                for (int r = 0; r < C::row_tiles; r++)
-#pragma unroll
-                    for (int m = 0; m < C::part_tiles; m++)
-                        T::store_operand(shared_ds, row - first + r * C::R, part + m * C::R,
-                                         ds.operands[r][m]);
-            }
-            add_columns_product<T>(sum_k, ds, part_q);
+        const SharedTile<HD> shared_q{steps + n % 2 * 2 * C::step_bytes},
+            shared_dout{shared_q.data + C::step_bytes};
+        // All before the warp's keys, or all behind the queries that see them.
+        if constexpr (masked) {
+            if ((of_step.end[C::step - 1] <= row) | (of_step.begin[0] >= row + C::warp_rows)) continue;
+        } else if (t0 + C::step <= row) {
+            continue;
         }
-        if constexpr (C::adds_queries) {
-            __syncthreads();  // the block's ds' is there
-            const int64_t head = tile.batch * q.shape[2] + tile.head * group + of_group;
-            const int64_t step = head * ((time + C::step - 1) / C::step) + t0 / C::step;
-            add_queries<E, C>(dq_sums + step * C::step * HD,
-                              SharedTile<C::step>{dynamic_shared_memory() + C::ds_at},
-                              SharedTile<HD>{dynamic_shared_memory()});
-        }
+        const auto ds =
+            add_values<E, C, masked>(sum_v, rows_k, rows_v, shared_q, shared_dout, of_step, t0, row, scale);
+        add_columns_product<T>(sum_k, ds, shared_q);
     }
     __syncthreads();
     store_sum<C, HD>(row_of(dk, tile.batch, first, tile.head), dk.stride[1], sum_k, scale, seen - first,
                      width);
     store_sum<C, HD>(row_of(dv, tile.batch, first, tile.head), dv.stride[1], sum_v, 1, seen - first, width);
-}
-
-template <class E, int HD, Masks kind>
-__global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_backward_flash_kernel_keys(View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
-                                         const float* lse, const float* delta, View<const E, 4> q,
-                                         View<const E, 4> k, View<const E, 4> v, AttentionMask visible,
-                                         float scale) {
-    backward_of_keys<Keys<HD>, HD, kind>(dk, dv, dout, lse, delta, q, k, v, visible, scale, nullptr);
-}
-
-template <class E, int HD>
-__global__ void __launch_bounds__(Pass<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_backward_flash_atomic_kernel(float* dq_sums, View<E, 4> dk, View<E, 4> dv,
-                                           View<const E, 4> dout, const float* lse, const float* delta,
-                                           View<const E, 4> q, View<const E, 4> k, View<const E, 4> v,
-                                           AttentionMask visible, float scale) {
-    backward_of_keys<Pass<HD>, HD, no_masks>(dk, dv, dout, lse, delta, q, k, v, visible, scale, dq_sums);
 }
 
 template <class E, int HD, Masks kind>
@@ -445,7 +308,7 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 
         const SharedTile<HD> shared_k{steps + s0 / C::step % 2 * 2 * C::step_bytes},
             shared_v{shared_k.data + C::step_bytes};
-        T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
+        T::Accumulator p[C::row_tiles][C::step_tiles] = {}, dp[C::row_tiles][C::step_tiles] = {};
         add_rows_product<T, E>(p, rows_q, shared_k);
         if constexpr (masked) {
             if (!own.all(s0, C::step)) mask_unseen<T>(p, sight, row, s0);
@@ -456,14 +319,14 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 #pragma unroll
         for (int r = 0; r < C::row_tiles; r++)
 #pragma unroll
-            for (int n = 0; n < C::part_tiles; n++)
+            for (int n = 0; n < C::step_tiles; n++)
 #pragma unroll
                 for (int i = 0; i < T::elements; i++) {
                     const int slot = T::slot(i);
                     const float x = fast_exp2(fmaf(p[r][n].x[i], scale * log2_e, -row_lse[r][slot]));
                     dp[r][n].x[i] = x * (dp[r][n].x[i] - row_delta[r][slot]);
                 }
-        add_columns_product<T>(sum, Packed<T, E, C::row_tiles, C::part_tiles>(dp), shared_k);
+        add_columns_product<T>(sum, Packed<T, E, C::row_tiles, C::step_tiles>(dp), shared_k);
     }
     __syncthreads();
     store_sum<C, HD>(row_of(dq, tile.batch, first, tile.head), dq.stride[1], sum, scale, time - first, width);
@@ -479,25 +342,6 @@ template <class C, class E>
 unsigned blocks_of(const View<const E, 4>& rows) {
     return blocks_for((rows.shape[1] + C::rows - 1) / C::rows * rows.shape[2] * rows.shape[0], 1);
 }
-
-// f(Pass<HD, Machine of the device that is there>).
-template <class F>
-void on_pass(int64_t HD, F f) {
-    on_machine([&](auto machine) {
-        using M = decltype(machine);
-        if (HD == 64)
-            f(std::integral_constant<int, 64>{}, Pass<64, M>{});
-        else
-            f(std::integral_constant<int, 128>{}, Pass<128, M>{});
-    });
-}
-// Bytes of dq's sums: whole steps.
-template <class C>
-int64_t sums_bytes(int64_t B, int64_t time, int64_t NH, int64_t HD) {
-    return B * NH * ((time + C::step - 1) / C::step * C::step) * HD * 4;
-}
-
-}  // namespace
 
 template <class E>
 void attention_backward_flash(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
@@ -526,45 +370,15 @@ void attention_backward_flash(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<
     });
 }
 
-template decltype(attention_backward_flash<bf16>) attention_backward_flash<bf16>;
-template decltype(attention_backward_flash<fp16>) attention_backward_flash<fp16>;
+}  // namespace
 
-int64_t attention_backward_flash_workspace(const Call& call) {
-    return call["B"] * call["NH"] * call["T"] * 4;
-}
-
-template <class E>
-void attention_backward_flash_atomic(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
-                                     View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,
-                                     View<const E, 4> k, View<const E, 4> v, View<const int32_t, 2> first,
-                                     View<const int32_t, 2> ends, double scale_, bool causal, int64_t window,
-                                     LaunchContext context) {
-    const float scale = static_cast<float>(scale_);
-    const AttentionMask visible(q, k, first, ends, causal, window);
-    on_pass(q.shape[3], [&](auto head, auto pass) {
-        constexpr int HD = decltype(head)::value;
-        using C = decltype(pass);
-        const int64_t bytes = sums_bytes<C>(q.shape[0], q.shape[1], q.shape[2], HD);
-        float *const sums = static_cast<float*>(context.workspace), *const delta = sums + bytes / 4;
-        CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(bytes), context.stream));
-        find_delta<HD>(delta, dout, out, context);
-        launch(Grid(blocks_of<C>(k), C::threads, context.stream,
-                    C::tiles_end + 2 * sizeof(Statistics<C, false>)),
-               attention_backward_flash_atomic_kernel<E, HD>, sums, dk, dv, dout, lse.data, delta, q, k, v,
-               visible, scale);
-        launch(Grid(blocks_for(bytes / 4, C::step * HD), C::threads, context.stream, C::step_bytes),
-               attention_backward_flash_atomic_kernel_round<E, HD>, dq, sums, scale);
-    });
-}
-
-template decltype(attention_backward_flash_atomic<bf16>) attention_backward_flash_atomic<bf16>;
-
-int64_t attention_backward_flash_atomic_workspace(const Call& call) {
-    int64_t bytes = attention_backward_flash_workspace(call);
-    on_pass(call["HD"], [&](auto, auto pass) {
-        bytes += sums_bytes<decltype(pass)>(call["B"], call["T"], call["NH"], call["HD"]);
-    });
-    return bytes;
+Variant flash_attention_backward() {
+    return {
+        .name = "flash",
+        .idea = "tiles on matrix cores, p made again from lse, 128-bit accesses",
+        .instantiations = instantiations<attention_backward_flash<bf16>, attention_backward_flash<fp16>>(),
+        .supports = flash_constraints,
+        .workspace = [](const Call& c) { return c["B"] * c["NH"] * c["T"] * 4; }};
 }
 
 }  // namespace llamac

@@ -34,7 +34,7 @@ struct Forward {
     static constexpr int k_at = q_kept ? 0 : q_bytes, steps_end = k_at + stages * 2 * k_bytes;
     static constexpr int shared_bytes = steps_end > q_bytes ? steps_end : q_bytes;
 };
-using T = Tile<16>;
+using T = Tile;
 
 // A warp's rows of the running softmax.
 template <class C>
@@ -206,8 +206,6 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
                                            time - first, width);
 }
 
-}  // namespace
-
 template <class E>
 void attention_forward_flash(View<E, 4> out, View<float, 3> lse, View<const E, 4> q, View<const E, 4> k,
                              View<const E, 4> v, View<const int32_t, 2> first, View<const int32_t, 2> ends,
@@ -226,11 +224,12 @@ void attention_forward_flash(View<E, 4> out, View<float, 3> lse, View<const E, 4
     });
 }
 
-template decltype(attention_forward_flash<bf16>) attention_forward_flash<bf16>;
-template decltype(attention_forward_flash<fp16>) attention_forward_flash<fp16>;
+}  // namespace
 
-bool plain_flash_supports(const Call& call) {
-    return (call["HD"] == 64 || call["HD"] == 128) && is_plain_causal(call) && flash_supports(call);
+Variant flash_attention_forward() {
+    return {"flash", "tiles on matrix cores, running softmax, 128-bit accesses",
+            instantiations<attention_forward_flash<bf16>, attention_forward_flash<fp16>>(),
+            flash_constraints};
 }
 
 bool flash_supports(const Call& call) {

@@ -9,6 +9,13 @@
 #if defined(LLAMAC_MFMA)
 namespace llamac {
 
+bool mfma_supports(const Call& call);  // mfma_forward.hip
+constexpr Constraints mfma_constraints{
+    "HD 64 or 128, T and S at most 2^30, scale above 0, heads that begin at multiples of 16 bytes, rows of "
+    "q, k, v and dout at most 2^23 elements apart",
+    mfma_supports};
+constexpr const char* mfma_chip = "AMD gfx942";
+
 // block_tile_of() in scalar registers, and with it what is computed from it.
 __device__ inline BlockTile uniform_block_tile(int blocks, int heads) {
     const BlockTile tile =
@@ -138,7 +145,7 @@ __device__ uint32_t cut(Pair x) {
 // issued `ahead` products before. The compiler's own order has them just before.
 template <int reads, int ahead, class Read, class Multiply>
 __device__ void products_with_reads(Read read, Multiply multiply) {
-    Tile<16>::Operand ring[ahead + 1][2];
+    Tile::Operand ring[ahead + 1][2];
     set_priority<1>();  // of two waves of a SIMD the one in its products goes first
 #pragma unroll
     for (int i = 0; i < ahead; i++) read(ring[i], i);
@@ -153,13 +160,11 @@ __device__ void products_with_reads(Read read, Multiply multiply) {
 }
 // s += a b': rows with rows.
 template <class E, int ahead, int HD, int row_tiles, int count>
-__device__ void add_product(Tile<16>::Accumulator (&s)[row_tiles][count],
-                            const WarpRows<Tile<16>, HD, row_tiles, true>& a, SharedTile<HD> b) {
-    using T = Tile<16>;
+__device__ void add_product(Tile::Accumulator (&s)[row_tiles][count],
+                            const WarpRows<Tile, HD, row_tiles, true>& a, SharedTile<HD> b) {
+    using T = Tile;
     products_with_reads<count * HD / 32, ahead>(
-        [&](T::Operand(&rows)[2], int i) {
-            T::load_rows<Order::any>(rows, b, i % count * 16, i / count * 32);
-        },
+        [&](T::Operand(&rows)[2], int i) { T::load_rows(rows, b, i % count * 16, i / count * 32); },
         [&](int i, const T::Operand(&rows)[2]) {
 #pragma unroll
             for (int h = 0; h < 2; h++)
@@ -170,16 +175,16 @@ __device__ void add_product(Tile<16>::Accumulator (&s)[row_tiles][count],
 }
 // o += p b. kept: b.offset(T::row(), T::group()).
 template <class E, int ahead, int rows, int HD, int row_tiles>
-__device__ void add_product(Tile<16>::Accumulator (&o)[row_tiles][HD / 16],
-                            const Tile<16>::Operand (&p)[row_tiles][rows / 16], ColumnTile<rows, HD> b,
+__device__ void add_product(Tile::Accumulator (&o)[row_tiles][HD / 16],
+                            const Tile::Operand (&p)[row_tiles][rows / 16], ColumnTile<rows, HD> b,
                             int kept) {
-    using T = Tile<16>;
+    using T = Tile;
     constexpr int parts = rows / 32;
     products_with_reads<HD / 16 * parts, ahead>(
         [&](T::Operand(&columns)[2], int i) {
             const uint4 bits =
                 *reinterpret_cast<const uint4*>(b.data + b.further(kept, i / parts, i % parts));
-            columns[0] = {{{bits.x, bits.y}}}, columns[1] = {{{bits.z, bits.w}}};
+            columns[0] = {{bits.x, bits.y}}, columns[1] = {{bits.z, bits.w}};
         },
         [&](int i, const T::Operand(&columns)[2]) {
 #pragma unroll

@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(256)
     if (thread < work.begun + MfmaWorkspace::counters - work.turns) work.turns[thread] = 0;
 }
 
-using T = Tile<16>;
+using T = Tile;
 
 // The rows that the block owns come to LDS.
 template <class C, class E, int HD = C::HD>
@@ -116,7 +116,7 @@ __device__ SharedTile<HD> copy_rows(const E* from, int64_t stride, int valid) {
     return shared;
 }
 
-// Rows of the transposed operand: column + T::row() of the tile, all its rows as k, in the order of load_rows<Order::any>.
+// Rows of the transposed operand: column + T::row() of the tile, all its rows as k, in the order of load_rows.
 template <int count, int HD>
 __device__ void take_column(T::Operand (&out)[count], SharedTile<HD> from, int column) {
     column += T::row();
@@ -130,7 +130,7 @@ __device__ void take_column(T::Operand (&out)[count], SharedTile<HD> from, int c
                 const int row = j / 2 * 32 + 8 * T::group() + j % 2 * 4 + 2 * w + i;
                 half[i] = *reinterpret_cast<const uint16_t*>(from.at(row, column / 8) + column % 8 * 2);
             }
-            out[j].words[0][w] = lower_halves(half[0], half[1]);
+            out[j].words[w] = lower_halves(half[0], half[1]);
         }
 }
 
@@ -146,7 +146,7 @@ __device__ void store_sum(E* to, int64_t stride, T::Accumulator (&sum)[C::row_ti
 #pragma unroll
             for (int i = 0; i < T::elements; i++) sum[r][n].x[i] *= scale;
             T::store_operand(shared, warp_index() * C::warp_tile_rows + r * 16, n * 16,
-                             T::as_operand<E>(sum[r][n], 0));
+                             T::as_operand<E>(sum[r][n]));
         }
     __syncthreads();
     store_tile<C::rows, HD, C::threads>(to, stride, shared, valid);
@@ -310,9 +310,9 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
                 const float *const x = p[0][n].x + 2 * w, *const d = dp[0][n].x + 2 * w;
                 const Pair exponent = Pair{x[0], x[1]} * (scale * log2_e) + pair(shift[n] + 2 * w);
                 const Pair share{fast_exp2(exponent[0]), fast_exp2(exponent[1])};
-                shares[0][n].words[0][w] = cut<E>(share);
+                shares[0][n].words[w] = cut<E>(share);
                 const uint32_t bits = cut<E>(share * Pair{d[0], d[1]});
-                ds[0][n].words[0][w] = bits;
+                ds[0][n].words[w] = bits;
 #pragma unroll
                 for (int i = 0; i < 2; i++)
                     *reinterpret_cast<uint16_t*>(shared_ds.at(n * 16 + T::column(2 * w + i), own_key / 8) +
@@ -335,7 +335,7 @@ __global__ void __launch_bounds__(MfmaKeys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         T::Accumulator dq[C::dq_tiles] = {};
         products_with_reads<C::dq_tiles * C::rows / 32, C::ahead>(
             [&](T::Operand(&rows)[2], int i) {
-                T::load_rows<Order::any>(rows, shared_ds, (warp / parts * 2 + i % 2) * 16, i / 2 * 32);
+                T::load_rows(rows, shared_ds, (warp / parts * 2 + i % 2) * 16, i / 2 * 32);
             },
             [&](int i, const T::Operand(&rows)[2]) {
 #pragma unroll
@@ -383,8 +383,6 @@ __global__ void __launch_bounds__(256)
                  make_uint4(words[0], words[1], words[2], words[3]));
 }
 
-}  // namespace
-
 template <class E>
 void attention_backward_mfma(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
                              View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,
@@ -409,12 +407,16 @@ void attention_backward_mfma(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<c
     });
 }
 
-int64_t attention_backward_mfma_workspace(const Call& call) {
-    return MfmaWorkspace::bytes(call["B"], call["NH"], call["T"], call["HD"]);
-}
+}  // namespace
 
-template decltype(attention_backward_mfma<bf16>) attention_backward_mfma<bf16>;
-template decltype(attention_backward_mfma<fp16>) attention_backward_mfma<fp16>;
+Variant mfma_attention_backward() {
+    return {.name = "mfma",
+            .idea = "as flash on matrix cores, tiles transposed once per block, 128-bit accesses",
+            .instantiations = instantiations<attention_backward_mfma<bf16>, attention_backward_mfma<fp16>>(),
+            .supports = mfma_constraints,
+            .workspace = [](const Call& c) { return MfmaWorkspace::bytes(c["B"], c["NH"], c["T"], c["HD"]); },
+            .chip = mfma_chip};
+}
 
 }  // namespace llamac
 #endif

@@ -21,7 +21,7 @@ struct MfmaForward {
     static constexpr int shared_bytes = q_bytes > 2 * k_bytes ? q_bytes : 2 * k_bytes;
 };
 
-using T = Tile<16>;
+using T = Tile;
 
 // Of a lane's rows: a score that was the largest, and the sums of probabilities relative to it, by parity of the key.
 template <class C>
@@ -42,7 +42,7 @@ __device__ Pair probabilities(T::Operand (&p)[C::key_tiles], const T::Accumulato
             const Pair score{s[n].x[2 * w], s[n].x[2 * w + 1]}, exponent = score * scale + shift;
             const Pair x{fast_exp2(exponent[0]), fast_exp2(exponent[1])};
             sum += x;
-            p[n].words[0][w] = cut<E>(x);
+            p[n].words[w] = cut<E>(x);
         }
     return sum;
 }
@@ -161,15 +161,13 @@ __global__ void __launch_bounds__(MfmaForward<HD>::threads) LLAMAC_WAVES_A_SIMD(
         for (int n = 0; n < C::value_tiles; n++) {
 #pragma unroll
             for (int i = 0; i < T::elements; i++) o[r][n].x[i] *= share;
-            T::store_operand(shared_q, row + r * 16, n * 16, T::as_operand<E>(o[r][n], 0));
+            T::store_operand(shared_q, row + r * 16, n * 16, T::as_operand<E>(o[r][n]));
         }
     }
     __syncthreads();
     store_tile<C::queries, HD, C::threads>(row_of(out, tile.batch, first, tile.head), out.stride[1], shared_q,
                                            time - first);
 }
-
-}  // namespace
 
 template <class E>
 void attention_forward_mfma(View<E, 4> out, View<float, 3> lse, View<const E, 4> q, View<const E, 4> k,
@@ -187,8 +185,16 @@ void attention_forward_mfma(View<E, 4> out, View<float, 3> lse, View<const E, 4>
     });
 }
 
-template decltype(attention_forward_mfma<bf16>) attention_forward_mfma<bf16>;
-template decltype(attention_forward_mfma<fp16>) attention_forward_mfma<fp16>;
+}  // namespace
+
+Variant mfma_attention_forward() {
+    return {
+        .name = "mfma",
+        .idea = "as flash on matrix cores, v transposed once per block, p without rounding, 128-bit accesses",
+        .instantiations = instantiations<attention_forward_mfma<bf16>, attention_forward_mfma<fp16>>(),
+        .supports = mfma_constraints,
+        .chip = mfma_chip};
+}
 
 bool mfma_supports(const Call& call) {
     if (!device_properties().cdna3 || (call["HD"] != 64 && call["HD"] != 128) || !flash_supports(call))

@@ -1,65 +1,28 @@
-// Attention by its formulas, a kernel per step: variant `naive` of attention.hip. Keys and values are repeated for their query
-// heads first (repeat_kv); the scores exist as a whole, so memory grows with T S.
-//
-// The workspace of forward: k and v repeated T[B,S,NH,HD], scores f32[B,NH,T,S]; of backward the same, with p in the scores'
-// place, and ds f32[B,NH,T,S].
+// Attention by its formulas, a kernel per step: variant `naive` of attention.hip. The scores exist as a whole, so memory grows
+// with T S. The workspace: scores f32[B,NH,T,S]; in the backward pass p in their place, and ds f32[B,NH,T,S].
 #include <algorithm>
 #include <cmath>
 
 #include "core/device.h"
 #include "ops/attention/attention.h"
-#include "ops/operations.h"
 
 namespace llamac {
 namespace {
 
-// The workspace's parts.
-template <class T>
-struct Parts {
-    View<T, 4> k, v;
-    View<float, 4> scores, dscores;
-};
-
 int64_t padded(int64_t bytes) {
     return (bytes + 255) / 256 * 256;
-}
-int64_t heads_bytes(const Call& c) {
-    return padded(c["B"] * c["S"] * c["NH"] * c["HD"] * size_of(c.operand("q").dtype));
 }
 int64_t scores_bytes(const Call& c) {
     return padded(c["B"] * c["NH"] * c["T"] * c["S"] * 4);
 }
 
-template <class T, int R>
-View<T, R> contiguous(void* data, std::initializer_list<int64_t> shape) {
-    const Tensor t = make_tensor(data, dtype_of<T>(), shape);
-    View<T, R> v{static_cast<T*>(data), {}, {}};
-    for (int d = 0; d < R; d++) v.shape[d] = t.shape[d], v.stride[d] = t.stride[d];
-    return v;
-}
-
+// The scores at the workspace's start, or those behind them.
 template <class T>
-Tensor tensor_of(View<T, 4> v) {
-    using Element = std::remove_const_t<T>;
-    Tensor t = make_tensor(const_cast<Element*>(v.data), dtype_of<Element>(),
-                           {v.shape[0], v.shape[1], v.shape[2], v.shape[3]});
-    for (int d = 0; d < 4; d++) t.stride[d] = v.stride[d];
-    return t;
-}
-
-// Lays the parts out and repeats k and v.
-template <class T>
-Parts<T> prepare(View<const T, 4> q, View<const T, 4> k, View<const T, 4> v, const LaunchContext& context) {
-    const int64_t B = q.shape[0], time = q.shape[1], NH = q.shape[2], HD = q.shape[3], S = k.shape[1];
-    const int64_t heads = padded(B * S * NH * HD * int64_t{sizeof(T)}),
-                  scores = padded(B * NH * time * S * 4);
-    char* at = static_cast<char*>(context.workspace);
-    const Parts<T> parts{contiguous<T, 4>(at, {B, S, NH, HD}), contiguous<T, 4>(at + heads, {B, S, NH, HD}),
-                         contiguous<float, 4>(at + 2 * heads, {B, NH, time, S}),
-                         contiguous<float, 4>(at + 2 * heads + scores, {B, NH, time, S})};
-    repeat_kv_forward(context.caller, {.out = tensor_of(parts.k), .x = tensor_of(k)});
-    repeat_kv_forward(context.caller, {.out = tensor_of(parts.v), .x = tensor_of(v)});
-    return parts;
+View<float, 4> scores_of(View<const T, 4> q, View<const T, 4> k, const LaunchContext& context,
+                         int64_t which) {
+    const int64_t B = q.shape[0], time = q.shape[1], NH = q.shape[2], S = k.shape[1];
+    char* const at = static_cast<char*>(context.workspace) + which * padded(B * NH * time * S * 4);
+    return {reinterpret_cast<float*>(at), {B, NH, time, S}, {NH * time * S, time * S, S, 1}};
 }
 
 // The four indices of a thread's element.
@@ -79,19 +42,27 @@ __device__ Index element_of(const View<T, 4>& v) {
     return index;
 }
 
+// The key/value head that query head h reads.
+template <class T>
+__device__ int64_t group_of(int64_t h, const View<float, 4>& scores, const View<const T, 4>& k) {
+    return h / (scores.shape[1] / k.shape[2]);
+}
+
 __device__ bool sees(const AttentionMask& visible, int64_t b, int64_t t, int64_t s) {
     return s >= visible.begin(b, t) && s < visible.end(b, t);
 }
 
-// scores[b,h,t,s] = scale * sum_d q[b,t,h,d] * k[b,s,h,d] for the keys s that t sees.
+// scores[b,h,t,s] = scale * sum_d q[b,t,h,d] * k[b,s,g,d] for the keys s that t sees, g being the head that h reads.
 template <class T>
-__global__ void attention_forward_naive_kernel_scores(View<float, 4> scores, View<const T, 4> q, View<T, 4> k,
-                                                      float scale, AttentionMask visible) {
+__global__ void attention_forward_naive_kernel_scores(View<float, 4> scores, View<const T, 4> q,
+                                                      View<const T, 4> k, float scale,
+                                                      AttentionMask visible) {
     const Index at = element_of(scores);
     const int64_t b = at.i[0], h = at.i[1], t = at.i[2], s = at.i[3];
     if (!at.inside || !sees(visible, b, t, s)) return;
+    const int64_t g = group_of(h, scores, k);
     double sum = 0;
-    for (int64_t d = 0; d < q.shape[3]; d++) sum += double(float(q(b, t, h, d)) * float(k(b, s, h, d)));
+    for (int64_t d = 0; d < q.shape[3]; d++) sum += double(float(q(b, t, h, d)) * float(k(b, s, g, d)));
     scores(b, h, t, s) = scale * static_cast<float>(sum);
 }
 
@@ -112,16 +83,17 @@ __global__ void attention_forward_naive_kernel_softmax(View<float, 3> lse, View<
     lse(b, h, t) = largest + static_cast<float>(log(sum));
 }
 
-// out[b,t,h,d] = sum_s p[b,h,t,s] * v[b,s,h,d].
+// out[b,t,h,d] = sum_s p[b,h,t,s] * v[b,s,g,d].
 template <class T>
-__global__ void attention_forward_naive_kernel(View<T, 4> out, View<float, 4> p, View<T, 4> v,
+__global__ void attention_forward_naive_kernel(View<T, 4> out, View<float, 4> p, View<const T, 4> v,
                                                AttentionMask visible) {
     const Index at = element_of(out);
     const int64_t b = at.i[0], t = at.i[1], h = at.i[2], d = at.i[3];
     if (!at.inside) return;
+    const int64_t g = group_of(h, p, v);
     double sum = 0;
     for (int64_t s = visible.begin(b, t); s < visible.end(b, t); s++)
-        sum += double(p(b, h, t, s) * float(v(b, s, h, d)));
+        sum += double(p(b, h, t, s) * float(v(b, s, g, d)));
     out(b, t, h, d) = T(static_cast<float>(sum));
 }
 
@@ -130,16 +102,17 @@ template <class T>
 __global__ void attention_backward_naive_kernel_scores(View<float, 4> p, View<float, 4> ds,
                                                        View<const T, 4> dout, View<const T, 4> out,
                                                        View<const float, 3> lse, View<const T, 4> q,
-                                                       View<T, 4> k, View<T, 4> v, float scale,
+                                                       View<const T, 4> k, View<const T, 4> v, float scale,
                                                        AttentionMask visible) {
     const Index at = element_of(p);
     const int64_t b = at.i[0], h = at.i[1], t = at.i[2], s = at.i[3];
     if (!at.inside || !sees(visible, b, t, s)) return;
+    const int64_t g = group_of(h, p, k);
     double score = 0, dp = 0, delta = 0;
     for (int64_t d = 0; d < q.shape[3]; d++) {
         const float gradient = float(dout(b, t, h, d));
-        score += double(float(q(b, t, h, d)) * float(k(b, s, h, d)));
-        dp += double(gradient * float(v(b, s, h, d)));
+        score += double(float(q(b, t, h, d)) * float(k(b, s, g, d)));
+        dp += double(gradient * float(v(b, s, g, d)));
         delta += double(gradient * float(out(b, t, h, d)));
     }
     const float probability = expf(scale * static_cast<float>(score) - lse(b, h, t));
@@ -148,14 +121,15 @@ __global__ void attention_backward_naive_kernel_scores(View<float, 4> p, View<fl
 }
 
 template <class T>
-__global__ void attention_backward_naive_kernel_queries(View<T, 4> dq, View<float, 4> ds, View<T, 4> k,
+__global__ void attention_backward_naive_kernel_queries(View<T, 4> dq, View<float, 4> ds, View<const T, 4> k,
                                                         AttentionMask visible) {
     const Index at = element_of(dq);
     const int64_t b = at.i[0], t = at.i[1], h = at.i[2], d = at.i[3];
     if (!at.inside) return;
+    const int64_t g = group_of(h, ds, k);
     double sum = 0;
     for (int64_t s = visible.begin(b, t); s < visible.end(b, t); s++)
-        sum += double(ds(b, h, t, s) * float(k(b, s, h, d)));
+        sum += double(ds(b, h, t, s) * float(k(b, s, g, d)));
     dq(b, t, h, d) = T(static_cast<float>(sum));
 }
 
@@ -188,26 +162,17 @@ Grid grid_over(const View<T, 4>& v, const LaunchContext& context) {
     return Grid(dim3(across, (blocks + across - 1) / across), context.threads, context.stream);
 }
 
-}  // namespace
-
-int64_t attention_forward_naive_workspace(const Call& c) {
-    return 2 * heads_bytes(c) + scores_bytes(c);
-}
-int64_t attention_backward_naive_workspace(const Call& c) {
-    return 2 * heads_bytes(c) + 2 * scores_bytes(c);
-}
-
 template <class T>
 void attention_forward_naive(View<T, 4> out, View<float, 3> lse, View<const T, 4> q, View<const T, 4> k,
                              View<const T, 4> v, View<const int32_t, 2> first, View<const int32_t, 2> ends,
                              double scale, bool causal, int64_t window, LaunchContext context) {
-    const Parts<T> parts = prepare(q, k, v, context);
+    const View<float, 4> scores = scores_of(q, k, context, 0);
     const AttentionMask visible(q, k, first, ends, causal, window);
-    const int64_t rows = q.shape[0] * q.shape[1] * q.shape[2];
-    launch(grid_over(parts.scores, context), attention_forward_naive_kernel_scores<T>, parts.scores, q,
-           parts.k, scale, visible);
-    launch(context.grid(rows), attention_forward_naive_kernel_softmax, lse, parts.scores, visible);
-    launch(grid_over(out, context), attention_forward_naive_kernel<T>, out, parts.scores, parts.v, visible);
+    launch(grid_over(scores, context), attention_forward_naive_kernel_scores<T>, scores, q, k, scale,
+           visible);
+    launch(context.grid(q.shape[0] * q.shape[1] * q.shape[2]), attention_forward_naive_kernel_softmax, lse,
+           scores, visible);
+    launch(grid_over(out, context), attention_forward_naive_kernel<T>, out, scores, v, visible);
 }
 
 template <class T>
@@ -216,21 +181,31 @@ void attention_backward_naive(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<
                               View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first,
                               View<const int32_t, 2> ends, double scale, bool causal, int64_t window,
                               LaunchContext context) {
-    const Parts<T> parts = prepare(q, k, v, context);
+    const View<float, 4> p = scores_of(q, k, context, 0), ds = scores_of(q, k, context, 1);
     const AttentionMask visible(q, k, first, ends, causal, window);
-    launch(grid_over(parts.scores, context), attention_backward_naive_kernel_scores<T>, parts.scores,
-           parts.dscores, dout, out, lse, q, parts.k, parts.v, scale, visible);
-    launch(grid_over(dq, context), attention_backward_naive_kernel_queries<T>, dq, parts.dscores, parts.k,
-           visible);
-    launch(grid_over(dk, context), attention_backward_naive_kernel<T>, dk, dv, parts.scores, parts.dscores,
-           dout, q, visible);
+    launch(grid_over(p, context), attention_backward_naive_kernel_scores<T>, p, ds, dout, out, lse, q, k, v,
+           scale, visible);
+    launch(grid_over(dq, context), attention_backward_naive_kernel_queries<T>, dq, ds, k, visible);
+    launch(grid_over(dk, context), attention_backward_naive_kernel<T>, dk, dv, p, ds, dout, q, visible);
 }
 
-template decltype(attention_forward_naive<float>) attention_forward_naive<float>;
-template decltype(attention_forward_naive<bf16>) attention_forward_naive<bf16>;
-template decltype(attention_forward_naive<fp16>) attention_forward_naive<fp16>;
-template decltype(attention_backward_naive<float>) attention_backward_naive<float>;
-template decltype(attention_backward_naive<bf16>) attention_backward_naive<bf16>;
-template decltype(attention_backward_naive<fp16>) attention_backward_naive<fp16>;
+}  // namespace
+
+Variant naive_attention_forward() {
+    return {"naive",
+            "a kernel per formula, whole scores in memory",
+            instantiations<LLAMAC_FLOATS(attention_forward_naive)>(),
+            nullptr,
+            blocks_of(256),
+            scores_bytes};
+}
+Variant naive_attention_backward() {
+    return {"naive",
+            "a kernel per formula, whole p and ds in memory",
+            instantiations<LLAMAC_FLOATS(attention_backward_naive)>(),
+            nullptr,
+            blocks_of(256),
+            [](const Call& c) { return 2 * scores_bytes(c); }};
+}
 
 }  // namespace llamac

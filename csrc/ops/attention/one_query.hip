@@ -4,10 +4,7 @@
 #include "ops/attention/attention.h"
 
 namespace llamac {
-
-bool one_query_supports(const Call& call) {
-    return call["T"] == 1;
-}
+namespace {
 
 template <class T>
 void attention_forward_one_query(View<T, 4> out, View<arithmetic<T>, 3> lse, View<const T, 4> q,
@@ -31,9 +28,12 @@ void attention_forward_one_query(View<T, 4> out, View<arithmetic<T>, 3> lse, Vie
         }
 }
 
-template decltype(attention_forward_one_query<float>) attention_forward_one_query<float>;
-template decltype(attention_forward_one_query<bf16>) attention_forward_one_query<bf16>;
-template decltype(attention_forward_one_query<fp16>) attention_forward_one_query<fp16>;
-template decltype(attention_forward_one_query<double>) attention_forward_one_query<double>;
+}  // namespace
+
+Variant one_query_attention_forward() {
+    return {"one_query", "one query per head, keys and values as they lie",
+            instantiations<LLAMAC_FLOATS(attention_forward_one_query), attention_forward_one_query<double>>(),
+            Constraints{"T = 1", [](const Call& call) { return call["T"] == 1; }}};
+}
 
 }  // namespace llamac

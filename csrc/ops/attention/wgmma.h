@@ -7,6 +7,13 @@
 #if defined(LLAMAC_WARPGROUPS)
 namespace llamac {
 
+bool wgmma_supports(const Call& call);  // wgmma_forward.hip
+constexpr Constraints wgmma_constraints{
+    "HD a multiple of 8 from 64 to 128, T and S at most 2^30, scale above 0, heads that begin at multiples "
+    "of 16 bytes",
+    wgmma_supports};
+constexpr const char* wgmma_chip = "NVIDIA sm_90";
+
 // `rows` rows of a head as load_tile lays them: panels of 64 columns, 128 bytes a row.
 template <class E, int HD, int rows>
 struct Panels {

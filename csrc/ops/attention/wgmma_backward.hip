@@ -325,8 +325,6 @@ void launch_masked(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4>
            scale);
 }
 
-}  // namespace
-
 template <class E>
 void attention_backward_wgmma(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<const E, 4> dout,
                               View<const E, 4> out, View<const float, 3> lse, View<const E, 4> q,
@@ -354,9 +352,6 @@ void attention_backward_wgmma(View<E, 4> dq, View<E, 4> dk, View<E, 4> dv, View<
     });
 }
 
-template decltype(attention_backward_wgmma<bf16>) attention_backward_wgmma<bf16>;
-template decltype(attention_backward_wgmma<fp16>) attention_backward_wgmma<fp16>;
-
 int64_t attention_backward_wgmma_workspace(const Call& call) {
     const int64_t queries = call["B"] * call["NH"] * padded_time(call["T"]), HD = call["HD"];
     const bool in_turns =
@@ -364,6 +359,18 @@ int64_t attention_backward_wgmma_workspace(const Call& call) {
                     call.number("causal") != 0, static_cast<int64_t>(call.number("window"))) &&
         (HD == 64 || HD == 128);
     return 2 * queries * 4 + (in_turns ? attention_backward_wgmma_turns_bytes(queries, HD) : 0);
+}
+
+}  // namespace
+
+Variant wgmma_attention_backward() {
+    return {
+        .name = "wgmma",
+        .idea = "with wgmma and TMA; without masks in one pass, dq added in turns",
+        .instantiations = instantiations<attention_backward_wgmma<bf16>, attention_backward_wgmma<fp16>>(),
+        .supports = wgmma_constraints,
+        .workspace = attention_backward_wgmma_workspace,
+        .chip = wgmma_chip};
 }
 
 }  // namespace llamac

@@ -322,8 +322,6 @@ __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
 #endif
 }
 
-}  // namespace
-
 template <class E>
 void attention_forward_wgmma(View<E, 4> out, View<float, 3> lse, View<const E, 4> q, View<const E, 4> k,
                              View<const E, 4> v, View<const int32_t, 2> first, View<const int32_t, 2> ends,
@@ -347,14 +345,19 @@ void attention_forward_wgmma(View<E, 4> out, View<float, 3> lse, View<const E, 4
     });
 }
 
-template decltype(attention_forward_wgmma<bf16>) attention_forward_wgmma<bf16>;
-template decltype(attention_forward_wgmma<fp16>) attention_forward_wgmma<fp16>;
+}  // namespace
 
-int64_t attention_forward_wgmma_workspace(const Call&) {
-    return sizeof(int);
-}
 bool wgmma_supports(const Call& call) {
     return device_properties().warpgroups && call["HD"] >= 64 && flash_supports(call);
+}
+
+Variant wgmma_attention_forward() {
+    return {.name = "wgmma",
+            .idea = "as flash, with wgmma, TMA, warps that copy and warps that compute",
+            .instantiations = instantiations<attention_forward_wgmma<bf16>, attention_forward_wgmma<fp16>>(),
+            .supports = wgmma_constraints,
+            .workspace = [](const Call&) { return int64_t{sizeof(int)}; },
+            .chip = wgmma_chip};
 }
 
 }  // namespace llamac

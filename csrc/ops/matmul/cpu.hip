@@ -49,8 +49,6 @@ void product(int64_t M, int64_t N, int64_t K, Matrix<T> a, Matrix<T> b, const O*
     }
 }
 
-}  // namespace
-
 template <class T>
 void matmul_forward_cpu(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
                         View<const T, 2> residual, View<const T, 1> bias) {
@@ -59,8 +57,6 @@ void matmul_forward_cpu(View<T, 2> out, View<const T, 2> x, View<const T, 2> wei
 }
 
 // ---- few_rows: dot products of rows of x and rows of the weight, which is read once, as it lies
-
-namespace {
 
 constexpr int64_t max_few_rows = 4;
 constexpr int64_t weight_rows = 4;  // at a time: as many sums hide the latency of an addition
@@ -93,12 +89,6 @@ inline A dot_product(const A* x, const T* weight, int64_t C) {
 #pragma omp simd reduction(+ : sum)
     for (int64_t c = 0; c < C; c++) sum += x[c] * A(weight[c]);
     return sum;
-}
-
-}  // namespace
-
-bool few_rows_supports(const Call& call) {
-    return call["N"] <= max_few_rows;
 }
 
 template <class T>
@@ -139,8 +129,6 @@ void matmul_backward_weight_cpu(View<G, 2> dweight, View<const T, 2> dout, View<
 }
 
 #ifdef LLAMAC_CBLAS
-namespace {
-
 template <class T>
 void matmul_forward_blas(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
                          View<const T, 2> residual, View<const T, 1> bias) {
@@ -163,35 +151,35 @@ void matmul_backward_weight_blas(View<T, 2> dweight, View<const T, 2> dout, View
                static_cast<const T*>(accumulate ? dweight.data : nullptr), dweight.data);
 }
 
-}  // namespace
 #endif
 
-LibraryEntries blas_instantiations() {
+}  // namespace
+
+MatmulVariants cpu_matmul() {
+    return matmul_variants(
+        {"cpu", "packed product, register tiles", {}},
+        instantiations<LLAMAC_FLOATS(matmul_forward_cpu), matmul_forward_cpu<double>>(),
+        instantiations<LLAMAC_FLOATS(matmul_backward_input_cpu), matmul_backward_input_cpu<double>>(),
+        instantiations<LLAMAC_FLOATS(matmul_backward_weight_cpu, float),
+                       matmul_backward_weight_cpu<bf16, bf16>, matmul_backward_weight_cpu<double, double>>());
+}
+
+Variant few_rows_matmul_forward() {
+    return {"few_rows", "dot products with weights as they lie",
+            instantiations<LLAMAC_FLOATS(matmul_forward_few_rows), matmul_forward_few_rows<double>>(),
+            Constraints{"N at most 4", [](const Call& c) { return c["N"] <= max_few_rows; }}};
+}
+
+MatmulVariants blas_matmul() {
 #ifdef LLAMAC_CBLAS
-    return {instantiations<matmul_forward_blas<float>, matmul_forward_blas<double>>(),
-            instantiations<matmul_backward_input_blas<float>, matmul_backward_input_blas<double>>(),
-            instantiations<matmul_backward_weight_blas<float>, matmul_backward_weight_blas<double>>()};
+    return matmul_variants(
+        {.name = "blas", .idea = "the system's CBLAS", .instantiations = {}, .bits_depend_on_threads = true},
+        instantiations<matmul_forward_blas<float>, matmul_forward_blas<double>>(),
+        instantiations<matmul_backward_input_blas<float>, matmul_backward_input_blas<double>>(),
+        instantiations<matmul_backward_weight_blas<float>, matmul_backward_weight_blas<double>>());
 #else
     return {};
 #endif
 }
-
-template decltype(matmul_forward_cpu<float>) matmul_forward_cpu<float>;
-template decltype(matmul_forward_cpu<bf16>) matmul_forward_cpu<bf16>;
-template decltype(matmul_forward_cpu<fp16>) matmul_forward_cpu<fp16>;
-template decltype(matmul_forward_cpu<double>) matmul_forward_cpu<double>;
-template decltype(matmul_forward_few_rows<float>) matmul_forward_few_rows<float>;
-template decltype(matmul_forward_few_rows<bf16>) matmul_forward_few_rows<bf16>;
-template decltype(matmul_forward_few_rows<fp16>) matmul_forward_few_rows<fp16>;
-template decltype(matmul_forward_few_rows<double>) matmul_forward_few_rows<double>;
-template decltype(matmul_backward_input_cpu<float>) matmul_backward_input_cpu<float>;
-template decltype(matmul_backward_input_cpu<bf16>) matmul_backward_input_cpu<bf16>;
-template decltype(matmul_backward_input_cpu<fp16>) matmul_backward_input_cpu<fp16>;
-template decltype(matmul_backward_input_cpu<double>) matmul_backward_input_cpu<double>;
-template decltype(matmul_backward_weight_cpu<float, float>) matmul_backward_weight_cpu<float, float>;
-template decltype(matmul_backward_weight_cpu<bf16, float>) matmul_backward_weight_cpu<bf16, float>;
-template decltype(matmul_backward_weight_cpu<fp16, float>) matmul_backward_weight_cpu<fp16, float>;
-template decltype(matmul_backward_weight_cpu<bf16, bf16>) matmul_backward_weight_cpu<bf16, bf16>;
-template decltype(matmul_backward_weight_cpu<double, double>) matmul_backward_weight_cpu<double, double>;
 
 }  // namespace llamac

@@ -5,6 +5,7 @@
 #include "ops/operations.h"
 
 namespace llamac {
+#if defined(LLAMAC_BLASLT)
 namespace {
 
 // The operands are Views of a launch, or Tensors of a Call that asks whether it can be.
@@ -37,7 +38,6 @@ bool aligned(const Call& c) {
     return bits % gemm_alignment == 0;
 }
 
-#if defined(LLAMAC_BLASLT)
 // The same product by our own kernels.
 void own_product(const Gemm& g, const GemmOperands& o, hipStream_t stream) {
     static const KernelChoices own({"matmul_forward=tiled,naive", "matmul_backward_input=tiled,naive",
@@ -85,9 +85,6 @@ void matmul_backward_weight_library(View<G, 2> dweight, View<const T, 2> dout, V
              {dweight.data, dout.data, x.data, dweight.data}, own_product, context.workspace,
              context.caller.gemms, context.stream);
 }
-#endif
-
-}  // namespace
 
 bool library_supports_forward(const Call& c) {
     const Tensor &x = c.operand("x"), &residual = c.operand("residual");
@@ -109,19 +106,31 @@ bool library_supports_backward_weight(const Call& c) {
     return aligned(c) &&
            gemm_supports(weight_product(x.dtype, dweight.dtype, c.operand("dout"), x, adds), c.launch.stream);
 }
-int64_t library_workspace(const Call&) {
-    return gemm_workspace_bytes;
-}
 
-LibraryEntries library_instantiations() {
-#if defined(LLAMAC_BLASLT)
-    return {instantiations<LLAMAC_FLOATS(matmul_forward_library)>(),
-            instantiations<LLAMAC_FLOATS(matmul_backward_input_library)>(),
-            instantiations<LLAMAC_FLOATS(matmul_backward_weight_library, float),
-                           matmul_backward_weight_library<bf16, bf16>>()};
-#else
-    return {};
-#endif
+}  // namespace
+
+MatmulVariants library_matmul() {
+    MatmulVariants of =
+        matmul_variants({.name = "library",
+                         .idea = "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
+                         .instantiations = {},
+                         .workspace = [](const Call&) { return int64_t{gemm_workspace_bytes}; }},
+                        instantiations<LLAMAC_FLOATS(matmul_forward_library)>(),
+                        instantiations<LLAMAC_FLOATS(matmul_backward_input_library)>(),
+                        instantiations<LLAMAC_FLOATS(matmul_backward_weight_library, float),
+                                       matmul_backward_weight_library<bf16, bf16>>());
+    constexpr const char* words = "a product that the library takes, operands aligned to 16 bytes";
+    of.forward.supports = {
+        "a product that the library takes, operands aligned to 16 bytes, out not in the residual's memory",
+        library_supports_forward};
+    of.backward_input.supports = {words, library_supports_backward_input};
+    of.backward_weight.supports = {words, library_supports_backward_weight};
+    return of;
 }
+#else
+MatmulVariants library_matmul() {
+    return {};
+}
+#endif
 
 }  // namespace llamac

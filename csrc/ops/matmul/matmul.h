@@ -1,62 +1,43 @@
-// The variants of matmul: their launchers, as matmul.hip lists them.
+// The variants of matmul that have files of their own, and those of scaled_matmul.
 #pragma once
+#include <cfloat>
+
 #include "core/operation.h"
 
 namespace llamac {
 
-// cpu.hip
-template <class T>
-void matmul_forward_cpu(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                        View<const T, 2> residual, View<const T, 1> bias);
-template <class T>
-void matmul_forward_few_rows(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                             View<const T, 2> residual, View<const T, 1> bias);
-bool few_rows_supports(const Call& call);
-template <class T>
-void matmul_backward_input_cpu(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
-                               bool accumulate);
-template <class T, class G>
-void matmul_backward_weight_cpu(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
-                                bool accumulate);
-
-// naive.hip
-template <class T>
-void matmul_forward_naive(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                          View<const T, 2> residual, View<const T, 1> bias, LaunchContext context);
-template <class T>
-void matmul_backward_input_naive(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
-                                 bool accumulate, LaunchContext context);
-template <class T, class G>
-void matmul_backward_weight_naive(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
-                                  bool accumulate, LaunchContext context);
-
-// vectorized.hip
-template <class T>
-void matmul_forward_vectorized(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                               View<const T, 2> residual, View<const T, 1> bias, LaunchContext context);
-bool vectorized_supports(const Call& call);
-
-// tiled.hip
-template <class E>
-void matmul_forward_tiled(View<E, 2> out, View<const E, 2> x, View<const E, 2> weight,
-                          View<const E, 2> residual, View<const E, 1> bias, LaunchContext context);
-template <class E>
-void matmul_backward_input_tiled(View<E, 2> dx, View<const E, 2> dout, View<const E, 2> weight,
-                                 bool accumulate, LaunchContext context);
-template <class E, class G>
-void matmul_backward_weight_tiled(View<G, 2> dweight, View<const E, 2> dout, View<const E, 2> x,
-                                  bool accumulate, LaunchContext context);
-bool tiled_supports(const Call& call);
-
-// A library's launchers for the three products: none where the build has not the library.
-struct LibraryEntries {
-    std::span<const Instantiation> forward, backward_input, backward_weight;
+// One variant of the three products; one without instantiations is left out.
+struct MatmulVariants {
+    Variant forward, backward_input, backward_weight;
 };
-LibraryEntries blas_instantiations();     // cpu.hip
-LibraryEntries library_instantiations();  // library.hip
-bool library_supports_forward(const Call& call);
-bool library_supports_backward_input(const Call& call);
-bool library_supports_backward_weight(const Call& call);
-int64_t library_workspace(const Call& call);
+inline MatmulVariants matmul_variants(const Variant& all, std::span<const Instantiation> forward,
+                                      std::span<const Instantiation> backward_input,
+                                      std::span<const Instantiation> backward_weight) {
+    MatmulVariants of{all, all, all};
+    of.forward.instantiations = forward;
+    of.backward_input.instantiations = backward_input;
+    of.backward_weight.instantiations = backward_weight;
+    return of;
+}
+MatmulVariants cpu_matmul(), blas_matmul();  // cpu.hip
+MatmulVariants naive_matmul();               // naive.hip
+MatmulVariants tiled_matmul();               // tiled.hip
+MatmulVariants library_matmul();             // library.hip
+Variant few_rows_matmul_forward();           // cpu.hip
+Variant vectorized_matmul_forward();         // vectorized.hip
+
+// scaled_tiled.hip: of scaled_matmul and of scaled_matmul_rows.
+Variant tiled_scaled_matmul();
+// A launcher for each pair of types of a, which may hold gradients, and b.
+// NOLINTNEXTLINE(bugprone-macro-parentheses)
+#define LLAMAC_PAIRS_OF(LAUNCHER, T, E4, E5) LAUNCHER<T, E4, E4>, LAUNCHER<T, E5, E4>
+#define LLAMAC_PAIRS(LAUNCHER, T) \
+    LLAMAC_PAIRS_OF(LAUNCHER, T, e4m3, e5m2), LLAMAC_PAIRS_OF(LAUNCHER, T, e4m3fnuz, e5m2fnuz)
+// sum * a * b of two positive scales. Their product can leave the normal numbers where the result does not. Multiplied
+// one by one, powers of two that are both small or both large lose nothing that the result keeps.
+__host__ __device__ inline float scaled(float sum, float a, float b) {
+    const float both = a * b;
+    return both >= FLT_MIN && both <= FLT_MAX ? sum * both : sum * a * b;
+}
 
 }  // namespace llamac

@@ -18,7 +18,6 @@
 #include "ops/matmul/matmul.h"
 
 #include <algorithm>
-#include <array>
 
 namespace llamac {
 namespace {
@@ -75,50 +74,6 @@ double flops(const Call& call) {
     return 2.0 * static_cast<double>(call["N"] * call["C"]) * static_cast<double>(call["K"]);
 }
 
-// The tests stand beside the kernels.
-constexpr Constraints tiled_constraints{
-    "C and K multiples of 8 and at most 2^23, N at most 2^30, operands aligned to 16 bytes", tiled_supports};
-constexpr Constraints forward_library_constraints{
-    "a product that the library takes, operands aligned to 16 bytes, out not in the residual's memory",
-    library_supports_forward};
-constexpr const char* library_words = "a product that the library takes, operands aligned to 16 bytes";
-constexpr Constraints backward_input_library_constraints{library_words, library_supports_backward_input};
-constexpr Constraints backward_weight_library_constraints{library_words, library_supports_backward_weight};
-
-constexpr Constraints few_rows_constraints{"N at most 4", few_rows_supports};
-constexpr Constraints vectorized_constraints{
-    "N = 1, rows of whole 16-byte vectors, x and weight aligned to 16 bytes", vectorized_supports};
-
-// The launchers of one of the three products.
-struct Launchers {
-    std::span<const Instantiation> few_rows = {};  // of the forward product alone
-    std::span<const Instantiation> cpu, blas;
-    std::span<const Instantiation> vectorized = {};  // likewise
-    std::span<const Instantiation> library, tiled, naive, reference;
-    Constraints library_constraints;
-};
-std::array<Variant, 8> variants_of(const Launchers& of) {
-    return {{
-        {"few_rows", "dot products with weights as they lie", of.few_rows, few_rows_constraints},
-        {"cpu", "packed product, register tiles", of.cpu},
-        {.name = "blas",
-         .idea = "the system's CBLAS",
-         .instantiations = of.blas,
-         .bits_depend_on_threads = true},
-        {"vectorized", "one to four warps per row of the weight, 128-bit accesses", of.vectorized,
-         vectorized_constraints, blocks_of(128, 256, 512)},
-        {.name = "library",
-         .idea = "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
-         .instantiations = of.library,
-         .supports = of.library_constraints,
-         .workspace = library_workspace},
-        {"tiled", "blocks on matrix cores, copies ahead of use, 128-bit accesses", of.tiled,
-         tiled_constraints},
-        {"naive", "one thread per element", of.naive},
-        {"reference", "plain loops", of.reference},
-    }};
-}
-
 // Cases for tiles: whole ones, parts of one in each direction, many.
 #define LLAMAC_MATMUL_TESTS                                                                           \
     " test(N=128, C=96, K=256) test(N=200, C=328, K=136) test(N=40, C=520, K=264)"                    \
@@ -135,18 +90,15 @@ Operation matmul_forward(
     " derivative bias_backward(dbias: grad bias; dout: grad out)"
     " grad residual = grad out" LLAMAC_MATMUL_TESTS,
     "out = x * transposed weight (+ residual) (+ bias)",
-    variants_of(
-        {.few_rows =
-             instantiations<LLAMAC_FLOATS(matmul_forward_few_rows), matmul_forward_few_rows<double>>(),
-         .cpu = instantiations<LLAMAC_FLOATS(matmul_forward_cpu), matmul_forward_cpu<double>>(),
-         .blas = blas_instantiations().forward,
-         .vectorized = instantiations<LLAMAC_FLOATS(matmul_forward_vectorized)>(),
-         .library = library_instantiations().forward,
-         .tiled = instantiations<matmul_forward_tiled<bf16>, matmul_forward_tiled<fp16>>(),
-         .naive = instantiations<LLAMAC_FLOATS(matmul_forward_naive)>(),
-         .reference =
-             instantiations<LLAMAC_FLOATS(matmul_forward_reference), matmul_forward_reference<double>>(),
-         .library_constraints = forward_library_constraints}),
+    {few_rows_matmul_forward(),
+     cpu_matmul().forward,
+     blas_matmul().forward,
+     vectorized_matmul_forward(),
+     library_matmul().forward,
+     tiled_matmul().forward,
+     naive_matmul().forward,
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(matmul_forward_reference), matmul_forward_reference<double>>()}},
     flops);
 
 Operation matmul_backward_input(
@@ -154,15 +106,14 @@ Operation matmul_backward_input(
     "(dx: T[N,C] adds_if(accumulate); dout: T[N,K], weight: T[K,C]; accumulate: bool = 0) rows(N) "
     "empty(N)" LLAMAC_MATMUL_TESTS,
     "dx += dout * weight",
-    variants_of(
-        {.cpu = instantiations<LLAMAC_FLOATS(matmul_backward_input_cpu), matmul_backward_input_cpu<double>>(),
-         .blas = blas_instantiations().backward_input,
-         .library = library_instantiations().backward_input,
-         .tiled = instantiations<matmul_backward_input_tiled<bf16>, matmul_backward_input_tiled<fp16>>(),
-         .naive = instantiations<LLAMAC_FLOATS(matmul_backward_input_naive)>(),
-         .reference = instantiations<LLAMAC_FLOATS(matmul_backward_input_reference),
-                                     matmul_backward_input_reference<double>>(),
-         .library_constraints = backward_input_library_constraints}),
+    {cpu_matmul().backward_input,
+     blas_matmul().backward_input,
+     library_matmul().backward_input,
+     tiled_matmul().backward_input,
+     naive_matmul().backward_input,
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(matmul_backward_input_reference),
+                     matmul_backward_input_reference<double>>()}},
     flops);
 
 Operation matmul_backward_weight(
@@ -170,20 +121,15 @@ Operation matmul_backward_weight(
     "(dweight: G[K,C] adds_if(accumulate); dout: T[N,K], x: T[N,C]; accumulate: bool)"
     " rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
     "dweight = transposed dout * x",
-    variants_of({.cpu = instantiations<LLAMAC_FLOATS(matmul_backward_weight_cpu, float),
-                                       matmul_backward_weight_cpu<bf16, bf16>,
-                                       matmul_backward_weight_cpu<double, double>>(),
-                 .blas = blas_instantiations().backward_weight,
-                 .library = library_instantiations().backward_weight,
-                 .tiled = instantiations<matmul_backward_weight_tiled<bf16, float>,
-                                         matmul_backward_weight_tiled<fp16, float>,
-                                         matmul_backward_weight_tiled<bf16, bf16>>(),
-                 .naive = instantiations<LLAMAC_FLOATS(matmul_backward_weight_naive, float),
-                                         matmul_backward_weight_naive<bf16, bf16>>(),
-                 .reference = instantiations<LLAMAC_FLOATS(matmul_backward_weight_reference, float),
-                                             matmul_backward_weight_reference<bf16, bf16>,
-                                             matmul_backward_weight_reference<double, double>>(),
-                 .library_constraints = backward_weight_library_constraints}),
+    {cpu_matmul().backward_weight,
+     blas_matmul().backward_weight,
+     library_matmul().backward_weight,
+     tiled_matmul().backward_weight,
+     naive_matmul().backward_weight,
+     {"reference", "plain loops",
+      instantiations<LLAMAC_FLOATS(matmul_backward_weight_reference, float),
+                     matmul_backward_weight_reference<bf16, bf16>,
+                     matmul_backward_weight_reference<double, double>>()}},
     flops);
 
 }  // namespace

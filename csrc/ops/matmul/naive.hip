@@ -37,8 +37,6 @@ __global__ void matmul_backward_weight_naive_kernel(G* dweight, const T* dout, c
     dweight[i] = G(static_cast<float>(sum));
 }
 
-}  // namespace
-
 template <class T>
 void matmul_forward_naive(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
                           View<const T, 2> residual, View<const T, 1> bias, LaunchContext context) {
@@ -63,15 +61,14 @@ void matmul_backward_weight_naive(View<G, 2> dweight, View<const T, 2> dout, Vie
            C, K, accumulate);
 }
 
-template decltype(matmul_forward_naive<float>) matmul_forward_naive<float>;
-template decltype(matmul_forward_naive<bf16>) matmul_forward_naive<bf16>;
-template decltype(matmul_forward_naive<fp16>) matmul_forward_naive<fp16>;
-template decltype(matmul_backward_input_naive<float>) matmul_backward_input_naive<float>;
-template decltype(matmul_backward_input_naive<bf16>) matmul_backward_input_naive<bf16>;
-template decltype(matmul_backward_input_naive<fp16>) matmul_backward_input_naive<fp16>;
-template decltype(matmul_backward_weight_naive<float, float>) matmul_backward_weight_naive<float, float>;
-template decltype(matmul_backward_weight_naive<bf16, float>) matmul_backward_weight_naive<bf16, float>;
-template decltype(matmul_backward_weight_naive<fp16, float>) matmul_backward_weight_naive<fp16, float>;
-template decltype(matmul_backward_weight_naive<bf16, bf16>) matmul_backward_weight_naive<bf16, bf16>;
+}  // namespace
+
+MatmulVariants naive_matmul() {
+    return matmul_variants({"naive", "one thread per element", {}},
+                           instantiations<LLAMAC_FLOATS(matmul_forward_naive)>(),
+                           instantiations<LLAMAC_FLOATS(matmul_backward_input_naive)>(),
+                           instantiations<LLAMAC_FLOATS(matmul_backward_weight_naive, float),
+                                          matmul_backward_weight_naive<bf16, bf16>>());
+}
 
 }  // namespace llamac

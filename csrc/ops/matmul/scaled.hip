@@ -22,7 +22,7 @@
 #include "core/device.h"
 #include "core/library_gemm.h"
 #include "core/operation.h"
-#include "ops/matmul/scaled_tiled.h"
+#include "ops/matmul/matmul.h"
 #include "ops/operations.h"
 
 namespace llamac {
@@ -167,17 +167,10 @@ bool library_supports(const Call& c) {
                                         c.operand("b_scale").shape[0], residual.data || accumulates, fast),
                          c.launch.stream);
 }
-int64_t library_workspace_bytes(const Call&) {
-    return gemm_workspace_bytes;
-}
 #endif
 
-// a may hold gradients.
-#define LLAMAC_PAIRS_OF(LAUNCHER, T, E4, E5) LAUNCHER<T, E4, E4>, LAUNCHER<T, E5, E4>
-#define LLAMAC_PAIRS(LAUNCHER, T) \
-    LLAMAC_PAIRS_OF(LAUNCHER, T, e4m3, e5m2), LLAMAC_PAIRS_OF(LAUNCHER, T, e4m3fnuz, e5m2fnuz)
 std::vector<Variant> variants() {
-    std::vector<Variant> all = {
+    return {
         {"cpu", "packed product of floats",
          instantiations<LLAMAC_PAIRS(scaled_matmul_cpu, float), LLAMAC_PAIRS(scaled_matmul_cpu, bf16)>()},
 #if defined(LLAMAC_BLASLT)
@@ -189,21 +182,15 @@ std::vector<Variant> variants() {
                       "bytes, residual or "
                       "accumulate alone",
                       library_supports},
-         .workspace = library_workspace_bytes},
+         .workspace = [](const Call&) { return int64_t{gemm_workspace_bytes}; }},
 #endif
-        {"tiled", "blocks on matrix cores, copies ahead of use, 128-bit accesses",
-         instantiations<LLAMAC_PAIRS(scaled_matmul_tiled, float), LLAMAC_PAIRS(scaled_matmul_tiled, bf16)>(),
-         Constraints{
-             "fp8 of the form that the device multiplies, C and K multiples of 16, C at most 2^23, N and "
-             "K at most 2^30, operands aligned to 16 bytes, residual or accumulate alone",
-             scaled_tiled_supports}},
+        tiled_scaled_matmul(),
         {"naive", "one thread per element",
          instantiations<LLAMAC_PAIRS(scaled_matmul_naive, float), LLAMAC_PAIRS(scaled_matmul_naive, bf16)>()},
         {"reference", "plain loops",
          instantiations<LLAMAC_PAIRS(scaled_matmul_reference, float),
                         LLAMAC_PAIRS(scaled_matmul_reference, bf16),
                         scaled_matmul_reference<double, double, double>>()}};
-    return all;
 }
 
 double product_flops(const Call& c) {

@@ -1,7 +1,6 @@
 // The variant `tiled` of scaled_matmul and scaled_matmul_rows; tiled.h explains how a GEMM is tiled. Both operands lie along k,
 // and the scales multiply the sums before anything is added.
-#include "ops/matmul/scaled_tiled.h"
-
+#include "ops/matmul/matmul.h"
 #include "ops/matmul/tiled.h"
 
 namespace llamac {
@@ -59,8 +58,6 @@ __global__ void __launch_bounds__(S::threads)
             out, initial, a, b, M, N, K, [=] { return RowScales{a_scale, b_scale, M, N}; });
 }
 
-}  // namespace
-
 template <class T, class P, class Q>
 void scaled_matmul_tiled(View<T, 2> out, View<const P, 2> a, View<const Q, 2> b, View<const float, 1> a_scale,
                          View<const float, 1> b_scale, View<const T, 2> residual, bool accumulate, int64_t,
@@ -74,15 +71,6 @@ void scaled_matmul_tiled(View<T, 2> out, View<const P, 2> a, View<const Q, 2> b,
     });
 }
 
-#define LLAMAC_TILED(T, P, Q) template decltype(scaled_matmul_tiled<T, P, Q>) scaled_matmul_tiled<T, P, Q>
-#define LLAMAC_TILED_FORM(T, E4, E5) \
-    LLAMAC_TILED(T, E4, E4);         \
-    LLAMAC_TILED(T, E5, E4)
-LLAMAC_TILED_FORM(float, e4m3, e5m2);
-LLAMAC_TILED_FORM(bf16, e4m3, e5m2);
-LLAMAC_TILED_FORM(float, e4m3fnuz, e5m2fnuz);
-LLAMAC_TILED_FORM(bf16, e4m3fnuz, e5m2fnuz);
-
 bool scaled_tiled_supports(const Call& call) {
     const DeviceProperties& device = device_properties();
     const DType form = call.operand("a").dtype;
@@ -93,6 +81,18 @@ bool scaled_tiled_supports(const Call& call) {
     fits &= call["N"] <= 1 << 30 && call["K"] <= 1 << 30 && call["C"] <= 1 << 23;
     fits &= !(call.operand("residual").data && call.number("accumulate") != 0);
     return fits && call["C"] % 16 == 0 && call["K"] % 16 == 0;
+}
+
+}  // namespace
+
+Variant tiled_scaled_matmul() {
+    return {
+        "tiled", "blocks on matrix cores, copies ahead of use, 128-bit accesses",
+        instantiations<LLAMAC_PAIRS(scaled_matmul_tiled, float), LLAMAC_PAIRS(scaled_matmul_tiled, bf16)>(),
+        Constraints{
+            "fp8 of the form that the device multiplies, C and K multiples of 16, C at most 2^23, N and "
+            "K at most 2^30, operands aligned to 16 bytes, residual or accumulate alone",
+            scaled_tiled_supports}};
 }
 
 }  // namespace llamac

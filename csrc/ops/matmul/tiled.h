@@ -102,7 +102,7 @@ struct Sizes : MatmulSizes<M> {
 };
 
 // And for the kernel. parts: of a step, each `depth` operands deep.
-using T = Tile<tile_rows>;
+using T = Tile;
 struct S : Sizes<Machine> {
     static constexpr int R = tile_rows, tiles_m = warp_tile_m / R, tiles_n = warp_tile_n / R;
     static constexpr int depth = T::depth, parts = step / 16 / depth;
@@ -134,7 +134,7 @@ struct OperandLoader {
         const Shared shared{const_cast<char*>(from)};
         if constexpr (along) {
 #pragma unroll
-            for (int t = 0; t < tiles; t++) T::load_rows<Order::any>(out[t], shared, row + t * S::R, k);
+            for (int t = 0; t < tiles; t++) T::load_rows(out[t], shared, row + t * S::R, k);
         } else {
             constexpr int width = T::width<tiles>;
 #pragma unroll
@@ -150,7 +150,7 @@ struct OperandLoader {
     }
     // Rows of tile `t` of a warp, all of k; along k.
     static __device__ void load_tile(Operand (&out)[S::depth], const char* from, int row, int t) {
-        T::load_rows<Order::any>(out, Shared{const_cast<char*>(from)}, row + t * S::R, 0);
+        T::load_rows(out, Shared{const_cast<char*>(from)}, row + t * S::R, 0);
     }
     // Which of the warp's rows row `i` of tile `t` is.
     static __device__ int place(int t, int i) { return along ? t * S::R + i : T::interleaved<tiles>(t, i); }

@@ -47,8 +47,6 @@ void matmul_tiled(O* out, const O* initial, const E* a, const E* b, int64_t M, i
     });
 }
 
-}  // namespace
-
 template <class E>
 void matmul_forward_tiled(View<E, 2> out, View<const E, 2> x, View<const E, 2> weight,
                           View<const E, 2> residual, View<const E, 1> bias, LaunchContext context) {
@@ -73,19 +71,26 @@ void matmul_backward_weight_tiled(View<G, 2> dweight, View<const E, 2> dout, Vie
                                                        x.shape[0], context);
 }
 
-template decltype(matmul_forward_tiled<bf16>) matmul_forward_tiled<bf16>;
-template decltype(matmul_forward_tiled<fp16>) matmul_forward_tiled<fp16>;
-template decltype(matmul_backward_input_tiled<bf16>) matmul_backward_input_tiled<bf16>;
-template decltype(matmul_backward_input_tiled<fp16>) matmul_backward_input_tiled<fp16>;
-template decltype(matmul_backward_weight_tiled<bf16, float>) matmul_backward_weight_tiled<bf16, float>;
-template decltype(matmul_backward_weight_tiled<fp16, float>) matmul_backward_weight_tiled<fp16, float>;
-template decltype(matmul_backward_weight_tiled<bf16, bf16>) matmul_backward_weight_tiled<bf16, bf16>;
-
 bool tiled_supports(const Call& call) {
     bool whole = call["C"] % 8 == 0 && call["K"] % 8 == 0;
     for (size_t i = 0; i < call.op->operands.size(); i++)
         whole &= reinterpret_cast<uintptr_t>(call.tensor[i].data) % 16 == 0;
     return whole && call["N"] <= 1 << 30 && call["C"] <= 1 << 23 && call["K"] <= 1 << 23;
+}
+
+}  // namespace
+
+MatmulVariants tiled_matmul() {
+    return matmul_variants(
+        {"tiled",
+         "blocks on matrix cores, copies ahead of use, 128-bit accesses",
+         {},
+         Constraints{"C and K multiples of 8 and at most 2^23, N at most 2^30, operands aligned to 16 bytes",
+                     tiled_supports}},
+        instantiations<matmul_forward_tiled<bf16>, matmul_forward_tiled<fp16>>(),
+        instantiations<matmul_backward_input_tiled<bf16>, matmul_backward_input_tiled<fp16>>(),
+        instantiations<matmul_backward_weight_tiled<bf16, float>, matmul_backward_weight_tiled<fp16, float>,
+                       matmul_backward_weight_tiled<bf16, bf16>>());
 }
 
 }  // namespace llamac

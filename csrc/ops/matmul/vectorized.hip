@@ -62,8 +62,6 @@ __global__ void __launch_bounds__(max_block_threads)
     out[k] = T(sum);
 }
 
-}  // namespace
-
 template <class T>
 void matmul_forward_vectorized(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
                                View<const T, 2> residual, View<const T, 1> bias, LaunchContext context) {
@@ -78,14 +76,20 @@ void matmul_forward_vectorized(View<T, 2> out, View<const T, 2> x, View<const T,
            share, split);
 }
 
-template decltype(matmul_forward_vectorized<float>) matmul_forward_vectorized<float>;
-template decltype(matmul_forward_vectorized<bf16>) matmul_forward_vectorized<bf16>;
-template decltype(matmul_forward_vectorized<fp16>) matmul_forward_vectorized<fp16>;
-
 bool vectorized_supports(const Call& call) {
     const DType type = call.operand("x").dtype;
     return call["N"] == 1 && is_whole({call.operand("x").data, call.operand("weight").data}, call["C"],
                                       static_cast<int>(16 / size_of(type)));
+}
+
+}  // namespace
+
+Variant vectorized_matmul_forward() {
+    return {"vectorized", "one to four warps per row of the weight, 128-bit accesses",
+            instantiations<LLAMAC_FLOATS(matmul_forward_vectorized)>(),
+            Constraints{"N = 1, rows of whole 16-byte vectors, x and weight aligned to 16 bytes",
+                        vectorized_supports},
+            blocks_of(128, 256, max_block_threads)};
 }
 
 }  // namespace llamac

@@ -157,14 +157,6 @@ inline int warp_uniform(int x) {
 }
 inline void scheduling_barrier() {}
 inline void issue_loads() {}
-inline void add_to_memory(float* p, const float* x) {
-    for (int i = 0; i < 4; i++) {
-        uint32_t* const word = reinterpret_cast<uint32_t*>(p + i);
-        uint32_t seen = __atomic_load_n(word, __ATOMIC_RELAXED), sum;
-        do sum = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, seen) + x[i]);
-        while (!__atomic_compare_exchange_n(word, &seen, sum, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
-    }
-}
 inline uint4 load_streaming(const uint4* p) {
     return *p;
 }
@@ -213,9 +205,6 @@ inline unsigned atomicMax(unsigned* p, unsigned value) {
 }
 inline float __expf(float x) {
     return std::exp(x);
-}
-inline float __fdividef(float a, float b) {
-    return a / b;
 }
 inline void sincospif(float x, float* sine, float* cosine) {
     *sine = static_cast<float>(std::sin(M_PI * x)), *cosine = static_cast<float>(std::cos(M_PI * x));

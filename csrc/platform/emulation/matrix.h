@@ -46,19 +46,18 @@ void matrix(float* sums, const uint32_t* a, const uint32_t* b, Site site) {
     collective(matrix_multiply<Layout, A, B>, &lane, site);
 }
 
-// v_mfma_f32_32x32x8_bf16_1k, v_mfma_f32_16x16x16_bf16_1k and those of f16.
-template <int R>
+// v_mfma_f32_16x16x16_bf16_1k and that of f16.
 struct MfmaLayout {
-    static constexpr int M = R, N = R, K = R == 32 ? 8 : 16;
-    static int a_row(int l, int) { return l % R; }
-    static int a_k(int l, int i) { return l / R * 4 + i; }
-    static int b_row(int l, int) { return l % R; }
-    static int b_k(int l, int i) { return l / R * 4 + i; }
-    static int c_row(int l, int i) { return R == 32 ? i / 4 * 8 + l / 32 * 4 + i % 4 : l / 16 * 4 + i; }
-    static int c_column(int l, int) { return l % R; }
+    static constexpr int M = 16, N = 16, K = 16;
+    static int a_row(int l, int) { return l % 16; }
+    static int a_k(int l, int i) { return l / 16 * 4 + i; }
+    static int b_row(int l, int) { return l % 16; }
+    static int b_k(int l, int i) { return l / 16 * 4 + i; }
+    static int c_row(int l, int i) { return l / 16 * 4 + i; }
+    static int c_column(int l, int) { return l % 16; }
 };
 // v_mfma_f32_16x16x32_fp8_fp8 and its relatives.
-struct MfmaFp8Layout : MfmaLayout<16> {
+struct MfmaFp8Layout : MfmaLayout {
     static constexpr int K = 32;
     static int a_k(int l, int i) { return l / 16 * 8 + i; }
     static int b_k(int l, int i) { return l / 16 * 8 + i; }
@@ -97,10 +96,10 @@ void load_matrices(void* const* lanes, Site site) {
 
 }  // namespace emulation
 
-template <int R, class E>
-void mfma(float (&c)[R * R / 64], const uint32_t (&a)[2], const uint32_t (&b)[2],
-          const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-    emulation::matrix<emulation::MfmaLayout<R>, E, E>(c, a, b, {file, line});
+template <class E>
+void mfma(float (&c)[4], const uint32_t (&a)[2], const uint32_t (&b)[2], const char* file = __builtin_FILE(),
+          int line = __builtin_LINE()) {
+    emulation::matrix<emulation::MfmaLayout, E, E>(c, a, b, {file, line});
 }
 template <class E>
 void mma_m16n8k16(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1,

@@ -1,4 +1,0 @@
-// GELU of a sum with a bias, backward.
-#include "benchmark.h"
-
-static const llamac::Benchmarks gelu_backward = {{.operation = "gelu_backward", .absent = {"out"}}};

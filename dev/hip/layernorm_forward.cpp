@@ -1,4 +1,0 @@
-// LayerNorm.
-#include "benchmark.h"
-
-static const llamac::Benchmarks layernorm_forward = {{.operation = "layernorm_forward"}};
