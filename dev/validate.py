@@ -111,8 +111,7 @@ def stages(m: Machine) -> dict[str, Stage]:
         "profile": Stage([profile, [PYTHON, "-m", "llamac", "profile", profiled]]),
     }
     preset = "8b" if gpu and not m.quick else "tiny"
-    calls = (ROOT / "csrc/ops/operations.h").read_text()
-    programs = re.findall(r"^inline void (\w+)", calls, re.MULTILINE)
+    programs = sorted(path.stem for path in (ROOT / "dev/hip").glob("*.cpp") if path.stem != "benchmark")
     some = ["rmsnorm_forward"] if m.quick else programs
     found["microbenchmarks"] = Stage([[m.build / program, "--preset", preset] for program in some])
     rules = [PYTHON, ROOT / "dev/hip/isa/timing_bench.py", "--out", m.out / "issue-rules"]

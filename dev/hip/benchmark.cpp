@@ -1,14 +1,10 @@
-// The microbenchmarks: `./rmsnorm_forward` checks every variant against the float64 reference, then times all of them over their
-// block sizes. Operands, shapes by dimension letter, bytes and FLOPs come from the operation's description. The programs are
-// one, `benchmark`, by the operations' names; by its own it measures all.
-//
-//   --variant naive · --shape N=16384,C=4096 · --preset 8b|small|tiny · --dtype bf16|f32 · --documents 1024
+#include "benchmark.h"
+
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <map>
 #include <sstream>
 
-#include "benchmark_time.h"
 #include "core/device_memory.h"
 #include "core/dispatch.h"
 #include "core/registry.h"
@@ -18,69 +14,10 @@
 namespace llamac {
 namespace {
 
-// What one table of results measures.
-struct Benchmark {
-    std::string operation;
-    std::vector<const char*> absent = {};               // operands that are left out
-    std::pair<const char*, const char*> in_place = {};  // this output lies in that input's memory
-    const char* widths_8b = "";                         // where the preset 8b's do not suit, as --shape
-    std::vector<const char*> first = {}, last = {};     // indices that are all 0, or all the largest
-};
-
-// Operations that are not measured once, with all operands and at the preset's widths.
-const Benchmark special_benchmarks[] = {
-    {.operation = "adamw", .absent = {"master"}},
-    {.operation = "adamw"},
-    {.operation = "adamw_quantize", .absent = {"master"}},
-    {.operation = "argmax", .widths_8b = "N=1"},
-    {.operation = "attention_backward", .absent = {"first", "end"}},
-    // The token for which a cache has room left, and all before it.
-    {.operation = "attention_decode", .widths_8b = "B=1", .first = {"begin"}, .last = {"end"}},
-    {.operation = "attention_forward", .absent = {"first", "end"}},
-    // Biases: queries, keys and values of Qwen2 7B.
-    {.operation = "bias_backward", .widths_8b = "N=8192,K=4608"},
-    {.operation = "bias_forward", .in_place = {"out", "x"}, .widths_8b = "N=8192,K=4608"},
-    {.operation = "cross_entropy",
-     .absent = {"dlosses", "mean", "num_valid"},
-     .in_place = {"dlogits", "logits"},
-     .widths_8b = "N=4096"},
-    // Half of the vocabulary.
-    {.operation = "cross_entropy_parts",
-     .absent = {"dlosses"},
-     .in_place = {"dlogits", "logits"},
-     .widths_8b = "N=4096,V=64128"},
-    {.operation = "softmax_parts", .widths_8b = "N=4096,V=64128"},
-    {.operation = "embedding_forward", .absent = {"positions", "place"}},
-    {.operation = "embedding_forward"},
-    {.operation = "gelu_backward", .absent = {"out"}},
-    {.operation = "swiglu_backward", .absent = {"out"}},
-    // Norms: alone, and with the gradient that passes the norm.
-    {.operation = "layernorm_backward", .absent = {"out", "bias", "dresidual"}},
-    {.operation = "layernorm_backward", .absent = {"out", "bias"}},
-    {.operation = "rmsnorm_backward", .absent = {"out", "dresidual"}},
-    {.operation = "rmsnorm_backward", .absent = {"out"}},
-    {.operation = "matmul_backward_input", .widths_8b = "N=8192,C=8192,K=8192"},
-    {.operation = "matmul_backward_weight", .widths_8b = "N=8192,C=8192,K=8192"},
-    {.operation = "matmul_forward", .absent = {"residual", "bias"}, .widths_8b = "N=8192,C=8192,K=8192"},
-    {.operation = "precompute_cis", .widths_8b = "T=131072"},  // Llama 3.1's longest context
-    // Queries and keys of Qwen3 8B.
-    {.operation = "qk_norm_rope_backward", .widths_8b = "B=1,T=8192,NH=32"},
-    {.operation = "qk_norm_rope_backward", .widths_8b = "B=1,T=8192,NH=8"},
-    {.operation = "qk_norm_rope_forward", .widths_8b = "B=1,T=8192,NH=32"},
-    {.operation = "qk_norm_rope_forward", .widths_8b = "B=1,T=8192,NH=8"},
-    {.operation = "scale_loss", .widths_8b = "P=1"},
-    {.operation = "scale_rows", .widths_8b = "K=28672,C=4096"},  // the gate and up projections
-    {.operation = "token_positions", .widths_8b = "B=8,T=8192"},
-    {.operation = "update_loss_scale", .widths_8b = "P=1"},
-    {.operation = "update_scales", .widths_8b = "P=1024"},
-};
-
-std::vector<Benchmark> benchmarks_of(const Operation& op) {
-    std::vector<Benchmark> found;
-    for (const Benchmark& b : special_benchmarks)
-        if (b.operation == op.name) found.push_back(b);
-    if (found.empty()) found.push_back({.operation = op.name});
-    return found;
+// Of all sources.
+std::vector<Benchmark>& benchmarks() {
+    static std::vector<Benchmark> all;
+    return all;
 }
 
 using Widths = std::map<std::string, int64_t>;
@@ -395,13 +332,10 @@ void print_table(const Job& job, const Result& result, const Limit& limit) {
 
 // operation: "benchmark" for all.
 int run_benchmarks(const std::string& operation, const Flags& flags) {
-    std::vector<Benchmark> all;
-    for (const Operation* op : operations())
-        if (operation == "benchmark" || operation == op->name)
-            for (const Benchmark& b : benchmarks_of(*op)) all.push_back(b);
     int failed = 0;
     size_t ran = 0;
-    for (Benchmark& b : all) {
+    for (Benchmark b : benchmarks()) {
+        if (operation != "benchmark" && operation != b.operation) continue;
         if (flags.documents)
             std::erase_if(b.absent, [&](const char* name) {
                 const Operation& op = find_operation(b.operation);
@@ -425,6 +359,11 @@ int run_benchmarks(const std::string& operation, const Flags& flags) {
 }
 
 }  // namespace
+
+Benchmarks::Benchmarks(std::initializer_list<Benchmark> rows) {
+    benchmarks().insert(benchmarks().end(), rows);
+}
+
 }  // namespace llamac
 
 int main(int argc, char** argv) {

@@ -1,10 +1,8 @@
 // How the microbenchmarks measure: device events around replayed graphs over rotating memory, and the limit
 // that a copy sets.
-#include "benchmark_time.h"
-
 #include <algorithm>
-#include <vector>
 
+#include "benchmark.h"
 #include "core/device.h"
 #include "core/device_memory.h"
 #include "platform/stream.h"

@@ -28,7 +28,7 @@ def sources(folder: str) -> list[Path]:
 @pytest.mark.parametrize("folder", ["csrc", "dev", "tests"])
 def test_no_include_points_upwards(folder):
     paths = sources(folder)
-    assert len(paths) > 5
+    assert len(paths) > 15
     found = {path: wrong_includes(str(path.parent.relative_to(ROOT)), path.read_text()) for path in paths}
     assert {str(path): names for path, names in found.items() if names} == {}
 
@@ -46,7 +46,7 @@ def test_no_include_points_upwards(folder):
         ("csrc/train", "program/log.h"),
         ("csrc/program", "python/native.h"),
         ("csrc/train", "../../tests/check.h"),
-        ("csrc/train", "dev/hip/benchmark_time.h"),
+        ("csrc/train", "dev/hip/benchmark.h"),
         ("dev/hip", "../../tests/check.h"),
         ("dev/hip", "tests/check.h"),
     ],

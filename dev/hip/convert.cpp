@@ -1,0 +1,4 @@
+// Conversion between storage types.
+#include "benchmark.h"
+
+static const llamac::Benchmarks convert = {{.operation = "convert"}};

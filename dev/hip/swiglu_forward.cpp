@@ -1,0 +1,4 @@
+// SwiGLU on the joined gate and up rows.
+#include "benchmark.h"
+
+static const llamac::Benchmarks swiglu_forward = {{.operation = "swiglu_forward"}};
