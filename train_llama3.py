@@ -37,7 +37,7 @@ from llamac.training.options import Options
 from llamac.training.ranks import DTYPES, across_ranks, gradients, world
 from llamac.training.rounding import at_least_fp32, random_bits, stochastic_round, upload
 from llamac.training.schedule import learning_rate
-from llamac.training.trace import model_tensors, rstd, rstd_mean, traced
+from llamac.training.trace import model_tensors, rstd, rstd_mean, seen, traced
 from llamac.training.weights import Part, parts
 
 Batches = list[tuple[Tensor, ...]]  # of each micro-batch tokens, targets and perhaps `first`, all [B,T]
@@ -94,11 +94,10 @@ def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) ->
 
 def rope(x: Tensor, cis: tuple[Tensor, Tensor], interleaved: bool = False) -> Tensor:
     """Turn the pairs (x[i], x[i + HD/2]) of every head by their angle: x [B,T,NH,HD] -> the same shape.
-    interleaved: the pairs (x[2i], x[2i + 1]), the order of Meta's own files. Of fewer angles than pairs, the
-    channels behind the turned ones stay.
+    interleaved: the pairs (x[2i], x[2i + 1]), the order of Meta's own files.
     """
     cos, sin = (part[: x.shape[1]] for part in cis)
-    if (turned := 2 * cos.shape[-1]) < x.shape[-1]:
+    if (turned := 2 * cos.shape[-1]) < x.shape[-1]:  # the others stay
         return torch.cat((rope(x[..., :turned], cis, interleaved), x[..., turned:]), -1)
     wide = x.to(cos.dtype)
     a, b = wide.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else wide.chunk(2, dim=-1)
@@ -108,24 +107,7 @@ def rope(x: Tensor, cis: tuple[Tensor, Tensor], interleaved: bool = False) -> Te
 
 def qk_norm_rope(x: Tensor, weight: Tensor, eps: float, cis: Cis | None) -> Tensor:
     """rmsnorm() of every head, then, with cis, rope(): x [B,T,NH,HD], weight [HD] -> the shape of x."""
-    x = rmsnorm(x, weight, eps)
-    return x if cis is None else rope(x, cis)
-
-
-def repeat_kv(x: Tensor, NH: int) -> Tensor:
-    """Each key/value head NH/NKV times: x [B,T,NKV,HD] -> [B,T,NH,HD]."""
-    return x.repeat_interleave(NH // x.shape[2], dim=2)
-
-
-def seen(T: int, first: Tensor | None, window: int | None, causal: bool, device) -> Tensor:
-    """Whether position t sees s, [B or 1,1,T,T]: of those up to itself the ones from first[b,t] on, where its
-    document begins, and the last `window`; None: all. Not causal, also those that see it. RoPE, which turns
-    q·k by the distance alone, needs no positions within a document.
-    """
-    s, t = torch.arange(T, device=device), torch.arange(T, device=device)[:, None]
-    near = ((s <= t) & (s > t - (window or T)))[None, None]
-    near = near if first is None else near & (s >= first[:, None, :, None])
-    return near if causal else near | near.mT
+    return rope(rmsnorm(x, weight, eps), cis) if cis else rmsnorm(x, weight, eps)
 
 
 def attention(q, k, v, scale: float | None = None, *, first=None, window: int | None = None, causal=True):
@@ -180,9 +162,7 @@ TORCH = Operations(**{operation.__name__: operation for operation in (*NORMS, *O
 
 
 class Norm(nn.Module):
-    """rmsnorm() or layernorm() by the configuration; with a residual: (residual + x, the norm of that), or,
-    with output_norm, residual + the norm of x.
-    """
+    """rmsnorm() or layernorm(); with a residual: (residual + x, its norm), or with output_norm their sum."""
 
     def __init__(self, config: Config, ops: Operations):
         super().__init__()
@@ -235,8 +215,7 @@ class SelfAttention(Linears):
     def turned(self, heads: Tensor, name: str, cis: Cis) -> Tensor:
         if self.config.has_positions:
             return heads
-        norm = getattr(self, name, None)
-        if norm and len(norm.weight) == heads.shape[-1]:
+        if (norm := getattr(self, name, None)) and len(norm.weight) == heads.shape[-1]:
             return self.ops.qk_norm_rope(heads, norm.weight, norm.eps, cis)
         if norm:  # of all heads together
             joined = heads.flatten(2)[:, :, None]
@@ -256,19 +235,16 @@ class MLP(Linears):
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each of the normalised stream and added to it; encoders norm sums, and
-    models with output_norm what is added.
-    """
+    """Attention, then feed-forward, added to the stream; norms are of their inputs, outputs or the sums."""
 
     def __init__(self, config: Config, window: int | None, ops: Operations):
         super().__init__()
-        norms_sums, norms_added = config.is_encoder, config.output_norm
-        self.input_layernorm = None if norms_sums or norms_added else Norm(config, ops)
+        self.input_layernorm = None if config.is_encoder or config.output_norm else Norm(config, ops)
         self.self_attn = SelfAttention(config, window, ops)
         self.post_attention_layernorm = Norm(config, ops)
         self.mlp = MLP(config, ops)
-        self.output_layernorm = Norm(config, ops) if norms_sums else None
-        self.post_feedforward_layernorm = Norm(config, ops) if norms_added else None
+        self.output_layernorm = Norm(config, ops) if config.is_encoder else None
+        self.post_feedforward_layernorm = Norm(config, ops) if config.output_norm else None
 
     def forward(self, x: Tensor, cis: Cis, first: Tensor | None = None) -> Tensor:
         if self.post_feedforward_layernorm:

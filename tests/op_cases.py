@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from llamac import reference
 from llamac.base import random, registry
 from llamac.base.dtypes import TABLE, torch_dtypes
-from llamac.training.trace import explicit_attention
+from llamac.training.trace import explicit_attention, repeat_kv
 
 DTYPES = torch_dtypes(*TABLE)
 OPERATIONS = {op["name"]: op for op in registry.kernels()}
@@ -144,13 +144,13 @@ def qk_norm_rope_backward(i):
 
 
 def repeat_kv_forward(i):
-    return {"out": reference.repeat_kv(i["x"], i["NH"])}
+    return {"out": repeat_kv(i["x"], i["NH"])}
 
 
 def repeat_kv_backward(i):
     dout = i["dout"]
     x = torch.zeros(*dout.shape[:2], i["NKV"], dout.shape[3], dtype=dout.dtype)
-    (dx,) = gradients(partial(reference.repeat_kv, NH=i["NH"]), [x], dout)
+    (dx,) = gradients(partial(repeat_kv, NH=i["NH"]), [x], dout)
     return {"dx": dx}
 
 

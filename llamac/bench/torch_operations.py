@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend
 from llamac import reference
 from llamac.base.dtypes import torch_dtypes
 from llamac.ops import fp8
-from llamac.training import fp8_reference
+from llamac.training import fp8_reference, trace
 
 DTYPES = torch_dtypes("f32", "bf16")
 EPS = 1e-5
@@ -143,7 +143,7 @@ def qk_norm_rope(x, weight, cos, sin):
 
 
 def repeat_kv(x, dout):
-    return reference.repeat_kv(x, dout.shape[2])
+    return trace.repeat_kv(x, dout.shape[2])
 
 
 def swiglu(gate_up):

@@ -1,4 +1,4 @@
-"""Records calls of operations with their gradients, from which a debug state is made."""
+"""Records calls of operations with their gradients, from which a debug state is made; masks of attention."""
 
 import math
 from collections.abc import Callable
@@ -26,12 +26,28 @@ def rstd_mean(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return torch.rsqrt(variance + eps), mean
 
 
+def repeat_kv(x: Tensor, NH: int) -> Tensor:
+    """Each key/value head NH/NKV times: x [B,T,NKV,HD] -> [B,T,NH,HD]."""
+    return x.repeat_interleave(NH // x.shape[2], dim=2)
+
+
+def seen(T: int, first: Tensor | None, window: int | None, causal: bool, device) -> Tensor:
+    """Whether position t sees s, [B or 1,1,T,T]: of those up to itself the ones from first[b,t] on, where its
+    document begins, and the last `window`; None: all. Not causal, also those that see it. RoPE, which turns
+    q·k by the distance alone, needs no positions within a document.
+    """
+    s, t = torch.arange(T, device=device), torch.arange(T, device=device)[:, None]
+    near = ((s <= t) & (s > t - (window or T)))[None, None]
+    near = near if first is None else near & (s >= first[:, None, :, None])
+    return near if causal else near | near.mT
+
+
 def explicit_attention(q, k, v, seen: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """The reference's attention() by its definition, with the scores in memory: its output [B,T,NH·HD], and
     the log-sum-exp of every row of scores [B,NH,T], which a fused kernel keeps for its backward.
     """
     NH, HD = q.shape[2:]
-    q, k, v = (at_least_fp32(x.repeat_interleave(NH // x.shape[2], dim=2)) for x in (q, k, v))
+    q, k, v = (at_least_fp32(repeat_kv(x, NH)) for x in (q, k, v))
     scores = torch.einsum("bthd,bshd->bhts", q, k) / (math.sqrt(HD) if scale is None else 1 / scale)
     scores = scores.masked_fill(~seen, -math.inf)
     return torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v).flatten(2), scores.logsumexp(-1)

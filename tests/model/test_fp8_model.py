@@ -364,7 +364,8 @@ def test_losses_of_ten_updates(c_states, ten_steps, gpu, recipe, dtype):
     numbers = {model: ten_steps(model, dtype, recipe) for model in MODELS}
     series = {}
     for name in ("train.losses", "train.grad_norms"):
-        drawn = [states for model, states in numbers.items() if model != "bert"]  # of steadier steps
+        # bert's steps are steadier; in f32 no code of phi3's and olmo2's may differ, which is no draw.
+        drawn = [states for model, states in numbers.items() if model not in ("bert", "olmo2", "phi3")]
         errors = [error_of(torchs[name], truth[name]) for torchs, truth in drawn]
         largest = [np.abs(truth[name]).max() for _, truth in drawn]
         each = [(e.relative_l2, e.largest / most) for e, most in zip(errors, largest, strict=True)]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from llamac import ops, reference
 from llamac.base import extension
 from llamac.base.tolerance import BACKWARD, FORWARD, violation
+from llamac.training.trace import repeat_kv
 
 DEVICES = ["cpu"] + [device for device in [extension.device()] if device != "cpu"]
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64}
@@ -110,7 +111,7 @@ CASES = {
         (randn(2, 7, 4, 16), randn(16)),
     ),
     "bias": Case(torch.ops.llamac.bias_forward, torch.add, (randn(2, 5, 62), randn(62))),
-    "repeat_kv": Case(lambda x: ops.repeat_kv(x, 6), lambda x: reference.repeat_kv(x, 6), HEADS[1:2]),
+    "repeat_kv": Case(lambda x: ops.repeat_kv(x, 6), lambda x: repeat_kv(x, 6), HEADS[1:2]),
     "attention": Case(lambda *x: ops.attention(*x, scale=SCALE), op_cases.attention, HEADS),
     "swiglu": Case(ops.swiglu, reference.swiglu, (randn(2, 5, 62),)),
     "gelu": Case(ops.gelu, lambda x, bias: reference.gelu(x + bias), (randn(2, 5, 62), randn(62))),

@@ -13,7 +13,7 @@ from transformers.models.llama import modeling_llama
 
 from llamac import reference
 from llamac.model.config import Config, RopeScaling
-from llamac.training.trace import explicit_attention
+from llamac.training.trace import explicit_attention, repeat_kv
 
 B, T, NH, NKV, HD, V = 2, 7, 6, 2, 16, 33
 EPS = 1e-5
@@ -93,14 +93,14 @@ def test_attention(scale):
     equal(reference.attention(q, k, v, scale), out)
     explicit, lse = explicit_attention(q, k, v, reference.seen(T, None, None, True, q.device), scale)
     equal(explicit, out.flatten(2))
-    scores = torch.einsum("bthd,bshd->bhts", q, reference.repeat_kv(k, NH)) * (scale or HD**-0.5)
+    scores = torch.einsum("bthd,bshd->bhts", q, repeat_kv(k, NH)) * (scale or HD**-0.5)
     equal((scores - lse[..., None]).exp().tril(), weights)
 
 
 def test_repeat_kv():
     x = randn(B, T, NKV, HD)
     expected = modeling_llama.repeat_kv(x.transpose(1, 2), NH // NKV).transpose(1, 2)
-    assert torch.equal(reference.repeat_kv(x, NH), expected)
+    assert torch.equal(repeat_kv(x, NH), expected)
 
 
 def test_swiglu():
