@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from launch import needs
 from report_logs import HOSTILE, a_run, run_event, start_event, step_event, write
-from run import ROOT, flags, refused, refuses
+from run import ROOT, flags, refused
 
 from llamac.base.errors import InputError
 from llamac.report import command as program
