@@ -576,8 +576,7 @@ BAD = {
         for axis in ("tp", "pp", "cp")
     },
     **{
-        f"{axis} bert": ({"devices": 2, axis: 2} | BERT, "or gpt2, found bert")
-        for axis in ("tp", "pp", "cp")
+        f"{axis} bert": ({"devices": 2, axis: 2} | BERT, "or gpt2, found bert") for axis in ("tp", "pp", "cp")
     },
     "tp olmo2": ({"devices": 2, "tp": 2, "model": OLMO2}, "phi3 or gpt2, found olmo2"),
     "tp phi3": (
