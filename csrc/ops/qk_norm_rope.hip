@@ -15,11 +15,10 @@
 // reference:  plain loops. Sums over a head and over all heads are double.
 // cpu:        positions over threads, vector lanes over channels; dweight by blocks of heads, then over the blocks.
 // naive:      one thread per head, one thread per channel for dweight.
-// vectorized: 128-bit accesses; neighbouring lanes have a head from end to end, as in rope.hip's `shuffle`. The lanes of a head add
-//             their squares by shuffle and exchange the halves that they have read: every byte moves once. A thread has the same
-//             channels in several heads of one position, with all loads in flight before the first is used. Backward: a block
-//             takes every k-th group of heads and keeps its share of dweight in registers: one partial row of dweight per
-//             block, added by a second kernel in their order.
+// vectorized: 128-bit accesses; neighbouring lanes have a head from end to end and add their squares by shuffle. A thread has both
+//             channels of its pairs, the same ones in several heads of one position, with all loads in flight before the first is
+//             used: every byte moves once. Backward: a block takes every k-th group of heads and keeps its share of dweight in
+//             registers: one partial row of dweight per block, added by a second kernel in their order.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -267,29 +266,31 @@ void qk_norm_rope_backward_naive(View<T, 4> dx, View<G, 1> dweight, View<const T
            weight.data, rstd.data, cis.data, N, time, NH, HD, half);
 }
 
-// ---- vectorized: a head in neighbouring lanes
+// ---- vectorized: a thread has both channels of its pairs
 
-constexpr int block_threads = 512;  // at most
-constexpr int forward_heads = 4,
-              backward_heads = 2;  // of a thread at a time; more would need registers of other blocks
+constexpr int forward_threads = 256;  // at most
+// At most; with 128 registers each, this many fill a multiprocessor.
+constexpr int backward_threads = max_threads_per_block * registers_in_full_block / 128;
+// Heads of a thread at a time; more would need registers of other blocks, or spill on gfx942.
+constexpr int forward_heads = 2, backward_heads = registers_in_full_block > 64 ? 1 : 2;
 
-// A thread's part of a group of heads: lanes = HD / size, a power of two that divides the warp. A group's heads lie `groups` apart:
-// neighbours in a warp have neighbouring heads.
-struct Place {
-    unsigned lane, lanes, position, group;
+// A head in `lanes` neighbouring lanes, a power of two that divides the warp: a thread has one vector of the first half of the
+// channels and one of the second.
+struct HeadPart {
+    unsigned lane, half, first, second;  // channels of a half; the first channels of the two vectors
 
-    __device__ Place(unsigned place, unsigned lanes_, unsigned groups)
-        : lane(threadIdx.x & (lanes_ - 1)), lanes(lanes_), position(place / groups), group(place % groups) {}
-    __device__ bool is_second() const { return lane >= lanes / 2; }
+    __device__ HeadPart(unsigned lanes, int size)
+        : lane(threadIdx.x & (lanes - 1)), half(lanes * size), first(lane * size), second(half + first) {}
 };
 
-// A group of heads at `place`, which moves on by the grid's places, without divisions.
-struct MovingPlace {
+// A group of heads of one position, which moves on by the grid's groups, without divisions. A group's heads lie `groups` apart:
+// neighbours in a warp have neighbouring heads.
+struct Place {
     unsigned group, position, t, b;
 
-    __device__ MovingPlace(unsigned place, unsigned groups, unsigned time)
+    __device__ Place(unsigned place, unsigned groups, unsigned time)
         : group(place % groups), position(place / groups), t(position % time), b(position / time) {}
-    __device__ void advance(const MovingPlace& by, unsigned groups, unsigned time) {
+    __device__ void advance(const Place& by, unsigned groups, unsigned time) {
         group += by.group;
         const bool carry = group >= groups;
         if (carry) group -= groups;
@@ -300,24 +301,16 @@ struct MovingPlace {
     }
 };
 
-// Sums over the lanes of several heads, in each of them.
-template <int count>
-__device__ inline void add_lanes(float (&sums)[count], unsigned lanes) {
+// The sum over the lanes of a head, in each of them.
+__device__ inline float lanes_sum(float sum, unsigned lanes) {
     for (int distance = static_cast<int>(lanes) / 2; distance > 0; distance /= 2)
-#pragma unroll
-        for (int k = 0; k < count; k++) sums[k] += __shfl_xor(sums[k], distance);
+        sum += __shfl_xor(sum, distance);
+    return sum;
 }
-// The other channels of the pairs of a thread's channels.
-__device__ inline uint4 shuffle_halves(uint4 own, unsigned lanes) {
-    const int partner = static_cast<int>(lanes / 2);
-    return make_uint4(__shfl_xor(own.x, partner), __shfl_xor(own.y, partner), __shfl_xor(own.z, partner),
-                      __shfl_xor(own.w, partner));
-}
-// (cos, sin) of `size` channels of a position.
+// (cos, sin) of the thread's pairs.
 template <int size>
-__device__ inline void load_turn(const float* cis, int64_t t, unsigned lane, unsigned lanes,
-                                 float (&turn)[2 * size]) {
-    const float* const from = cis + t * lanes * size + 2 * (lane & (lanes / 2 - 1)) * size;
+__device__ inline void load_turn(const float* cis, int64_t t, const HeadPart& part, float (&turn)[2 * size]) {
+    const float* const from = cis + 2 * (t * part.half + part.first);
 #pragma unroll
     for (int i = 0; i < 2 * size; i += 4) {
         float four[4];
@@ -325,80 +318,79 @@ __device__ inline void load_turn(const float* cis, int64_t t, unsigned lane, uns
         for (int j = 0; j < 4; j++) turn[i + j] = four[j];
     }
 }
+// direction: 1 forward, -1 backward.
+template <int direction, int size>
+__device__ inline void turn_pairs(float (&first)[size], float (&second)[size],
+                                  const float (&turn)[2 * size]) {
+    for (int i = 0; i < size; i++) {
+        const float before = first[i], c = turn[2 * i], s = direction * turn[2 * i + 1];
+        first[i] = rotated(before, second[i], c, -s);
+        second[i] = rotated(second[i], before, c, s);
+    }
+}
 
 template <class T, bool turns>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(forward_threads)
     qk_norm_rope_forward_vectorized_kernel(Dependent<Heads<T>> out_, Dependent<float*> rstd_,
                                            Dependent<Heads<const T>> x_, Dependent<const T*> weight_,
                                            Dependent<const float*> cis_, unsigned positions, unsigned time,
                                            unsigned NH, unsigned lanes, unsigned groups, float eps) {
     const auto [out, rstd, x, weight, cis] = start_next_and_wait(out_, rstd_, x_, weight_, cis_);
     constexpr int size = vector_size<T>, heads = forward_heads;
-    const Place p(blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes, lanes, groups);
-    const unsigned b = p.position / time, t = p.position % time;
+    const HeadPart part(lanes, size);
+    const Place p(blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes, groups, time);
     const bool inside = p.position < positions;
-    uint4 own[heads];
+    uint4 own[heads][2];
+#pragma unroll
+    for (int k = 0; k < heads; k++) {
+        const bool is_head = inside && p.group + k * groups < NH;
+        const T* const from = x.at(is_head ? p.b : 0, is_head ? p.t : 0, is_head ? p.group + k * groups : 0);
+        own[k][0] = load128(from + part.first);
+        own[k][1] = load128(from + part.second);
+    }
+    float w[2][size], turn[2 * size] = {};
+    unpack<T>(load128(weight + part.first), w[0]);
+    unpack<T>(load128(weight + part.second), w[1]);
+    if constexpr (turns) load_turn<size>(cis, inside ? p.t : 0, part, turn);
 #pragma unroll
     for (int k = 0; k < heads; k++) {
         const unsigned h = p.group + k * groups;
-        own[k] = inside && h < NH ? load128(x.at(b, t, h) + p.lane * size) : make_uint4(0, 0, 0, 0);
-    }
-    // out = r * (x * own_factor + other * other_factor), other being the other channels of the pairs.
-    float own_factor[size], other_factor[size], squares[heads] = {};
-    const uint4 w = load128(weight + p.lane * size);
-    unpack<T>(w, own_factor);
-    if constexpr (turns) {
-        const float side = p.is_second() ? 1.0f : -1.0f;
-        float turn[2 * size] = {};
-        if (inside) load_turn<size>(cis, t, p.lane, lanes, turn);
-        unpack<T>(shuffle_halves(w, lanes), other_factor);
-        for (int i = 0; i < size; i++) {
-            own_factor[i] *= turn[2 * i];
-            other_factor[i] *= side * turn[2 * i + 1];
+        float v[2][size], squares = 0;
+        for (int j = 0; j < 2; j++) {
+            unpack<T>(own[k][j], v[j]);
+            for (int i = 0; i < size; i++) squares += v[j][i] * v[j][i];
         }
-    }
-#pragma unroll
-    for (int k = 0; k < heads; k++) {
-        float v[size];
-        unpack<T>(own[k], v);
-        for (int i = 0; i < size; i++) squares[k] += v[i] * v[i];
-    }
-    add_lanes(squares, lanes);
-#pragma unroll
-    for (int k = 0; k < heads; k++) {
-        const unsigned h = p.group + k * groups;
-        const float r = 1.0f / sqrtf(squares[k] / static_cast<float>(lanes * size) + eps);
-        float v[size], other[size];
-        unpack<T>(own[k], v);
-        if constexpr (turns) unpack<T>(shuffle_halves(own[k], lanes), other);
-        for (int i = 0; i < size; i++)
-            v[i] =
-                r * (turns ? rotated(v[i], other[i], own_factor[i], other_factor[i]) : v[i] * own_factor[i]);
+        const float r = 1.0f / sqrtf(lanes_sum(squares, lanes) / static_cast<float>(2 * part.half) + eps);
+        for (int j = 0; j < 2; j++)
+            for (int i = 0; i < size; i++) v[j][i] *= r * w[j][i];
+        if constexpr (turns) turn_pairs<1>(v[0], v[1], turn);
         if (!inside || h >= NH) continue;
-        store128(out.at(b, t, h) + p.lane * size, pack<T>(v));
-        if (p.lane == 0) rstd[int64_t{p.position} * NH + h] = r;
+        T* const to = out.at(p.b, p.t, h);
+        store128(to + part.first, pack<T>(v[0]));
+        store128(to + part.second, pack<T>(v[1]));
+        if (part.lane == 0) rstd[int64_t{p.position} * NH + h] = r;
     }
 }
 
 // A block's places are blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes, and on by the grid's; partial[gridDim.x, HD] gets
 // its sums of dweight. Dynamic LDS: HD floats per warp.
 template <class T, bool turns>
-__global__ void __launch_bounds__(block_threads, 2)
+__global__ void __launch_bounds__(backward_threads)
     qk_norm_rope_backward_vectorized_kernel(Dependent<Heads<T>> dx_, Dependent<float*> partial_,
                                             Dependent<Heads<const T>> dout_, Dependent<Heads<const T>> x_,
                                             Dependent<const T*> weight_, Dependent<const float*> rstd_,
                                             Dependent<const float*> cis_, unsigned positions, unsigned time,
                                             unsigned NH, unsigned lanes, unsigned groups) {
+    constexpr int size = vector_size<T>, heads = backward_heads;
+    const HeadPart part(lanes, size);
+    const unsigned in_block = blockDim.x / lanes, HD = 2 * part.half, step = gridDim.x * in_block;
+    const float scale = 1.0f / static_cast<float>(HD);  // exact: a power of two
+    // What needs no memory comes before the wait.
+    Place p(blockIdx.x * in_block + threadIdx.x / lanes, groups, time);
+    const Place distance(step, groups, time);
     const auto [dx, partial, dout, x, weight, rstd, cis] =
         start_next_and_wait(dx_, partial_, dout_, x_, weight_, rstd_, cis_);
-    constexpr int size = vector_size<T>, heads = backward_heads;
-    const unsigned in_block = blockDim.x / lanes, HD = lanes * size;
-    const unsigned lane = threadIdx.x & (lanes - 1), step = gridDim.x * in_block;
-    const float scale = 1.0f / static_cast<float>(HD);  // exact: a power of two
-    const uint4 w = load128(weight + lane * size);
-    float dweight[size] = {};
-    MovingPlace p(blockIdx.x * in_block + threadIdx.x / lanes, groups, time);
-    const MovingPlace distance(step, groups, time);
+    float dweight[2][size] = {};
     // Every thread makes as many steps: shuffles are of whole warps.
     for (unsigned first = blockIdx.x * in_block; first < positions * groups;
          first += step, p.advance(distance, groups, time)) {
@@ -406,62 +398,71 @@ __global__ void __launch_bounds__(block_threads, 2)
         // position, x is loaded for dout, where another thread may store dx.
         const bool inside = p.position < positions;
         const unsigned b = inside ? p.b : 0, t = inside ? p.t : 0;
-        const T* const from_x = x.at(b, t, p.group) + lane * size;
-        const T* const from_dout = inside ? dout.at(b, t, p.group) + lane * size : from_x;
+        const T* const from_x = x.at(b, t, p.group) + part.first;
+        const T* const from_dout = inside ? dout.at(b, t, p.group) + part.first : from_x;
         const float* const from_rstd = rstd + int64_t{inside ? p.position : 0} * NH + p.group;
-        uint4 own_x[heads], own_dout[heads];
+        uint4 own_x[heads][2], own_dout[heads][2];
         float r[heads];
 #pragma unroll
         for (int k = 0; k < heads; k++) {
             const bool is_head = inside && p.group + k * groups < NH;
             const unsigned apart = is_head ? k * groups : 0;
-            own_x[k] = load128(from_x + apart * x.stride_h);
-            own_dout[k] = load128(from_dout + apart * dout.stride_h);
+            for (int j = 0; j < 2; j++) {
+                own_x[k][j] = load128(from_x + apart * x.stride_h + j * part.half);
+                own_dout[k][j] = load128(from_dout + apart * dout.stride_h + j * part.half);
+            }
             r[k] = from_rstd[apart];
             if (!is_head) r[k] = 0;
         }
-        float turn[2 * size] = {}, g[heads][size], xhat[heads][size], dots[heads] = {};
-        if constexpr (turns) load_turn<size>(cis, t, lane, lanes, turn);
+        float turn[2 * size] = {};
+        if constexpr (turns) load_turn<size>(cis, t, part, turn);
+        // Read anew for each position, else floats of it are kept.
+        const uint4 w[2] = {load128(weight + part.first), load128(weight + part.second)};
+        T* const to = dx.at(b, t, p.group) + part.first;
 #pragma unroll
         for (int k = 0; k < heads; k++) {
-            unpack<T>(own_dout[k], g[k]);
-            unpack<T>(own_x[k], xhat[k]);
-            if constexpr (turns) {
-                const float side = lane >= lanes / 2 ? -1.0f : 1.0f;
-                float other[size];
-                unpack<T>(shuffle_halves(own_dout[k], lanes), other);
-                for (int i = 0; i < size; i++)
-                    g[k][i] = rotated(g[k][i], other[i], turn[2 * i], side * turn[2 * i + 1]);
+            float g[2][size], xhat[2][size], dot = 0;
+            unpack<T>(own_dout[k][0], g[0]);
+            unpack<T>(own_dout[k][1], g[1]);
+            if constexpr (turns) turn_pairs<-1>(g[0], g[1], turn);
+            for (int j = 0; j < 2; j++) {
+                float v[size];
+                unpack<T>(own_x[k][j], xhat[j]);
+                unpack<T>(w[j], v);
+                for (int i = 0; i < size; i++) {
+                    xhat[j][i] *= r[k];
+                    dweight[j][i] += g[j][i] * xhat[j][i];
+                    g[j][i] *= v[i];
+                    dot += g[j][i] * xhat[j][i];
+                }
             }
-            float v[size];
-            unpack<T>(w, v);
-            for (int i = 0; i < size; i++) {
-                xhat[k][i] *= r[k];
-                dweight[i] += g[k][i] * xhat[k][i];
-                g[k][i] *= v[i];
-                dots[k] += g[k][i] * xhat[k][i];
+            const float mean = lanes_sum(dot, lanes) * scale;
+            for (int j = 0; j < 2; j++) {
+                for (int i = 0; i < size; i++) g[j][i] = r[k] * (g[j][i] - xhat[j][i] * mean);
+                if (inside && p.group + k * groups < NH)
+                    store128(to + k * groups * dx.stride_h + j * part.half, pack<T>(g[j]));
             }
-        }
-        add_lanes(dots, lanes);
-        T* const to = dx.at(b, t, p.group) + lane * size;
-#pragma unroll
-        for (int k = 0; k < heads; k++) {
-            for (int i = 0; i < size; i++) g[k][i] = r[k] * (g[k][i] - xhat[k][i] * (dots[k] * scale));
-            if (inside && p.group + k * groups < NH) store128(to + k * groups * dx.stride_h, pack<T>(g[k]));
         }
     }
     // The heads of a warp, then the warps of the block.
     float* const sums = reinterpret_cast<float*>(dynamic_shared_memory());
+    for (int distance = warp_size / 2; distance >= static_cast<int>(lanes); distance /= 2)
 #pragma unroll
-    for (int i = 0; i < size; i++) {
-        for (int distance = warp_size / 2; distance >= static_cast<int>(lanes); distance /= 2)
-            dweight[i] += __shfl_xor(dweight[i], distance);
-        if (lane_index() < static_cast<int>(lanes))
-            sums[warp_index() * HD + lane_index() * size + i] = dweight[i];
-    }
+        for (float (&half)[size] : dweight)
+            for (float& sum : half) sum += __shfl_xor(sum, distance);
+    if (lane_index() < static_cast<int>(lanes))
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            for (int i = 0; i < size; i += 4) {
+                const float four[4] = {dweight[j][i], dweight[j][i + 1], dweight[j][i + 2],
+                                       dweight[j][i + 3]};
+                *reinterpret_cast<uint4*>(sums + warp_index() * HD + j * part.half + part.first + i) =
+                    pack<float>(four);
+            }
     __syncthreads();
     for (unsigned c = threadIdx.x; c < HD; c += blockDim.x) {
         float sum = 0;
+#pragma unroll 8
         for (unsigned warp = 0; warp < blockDim.x / warp_size; warp++) sum += sums[warp * HD + c];
         partial[int64_t{blockIdx.x} * HD + c] = sum;
     }
@@ -482,7 +483,8 @@ template <class T>
 void qk_norm_rope_forward_vectorized(View<T, 4> out, View<float, 3> rstd, View<const T, 4> x,
                                      View<const T, 1> weight, View<const float, 3> cis, double eps,
                                      LaunchContext context) {
-    const int64_t positions = x.shape[0] * x.shape[1], NH = x.shape[2], lanes = x.shape[3] / vector_size<T>;
+    const int64_t positions = x.shape[0] * x.shape[1], NH = x.shape[2];
+    const int64_t lanes = x.shape[3] / (2 * vector_size<T>);
     const unsigned groups = blocks_for(NH, forward_heads);
     launch(context.grid(positions * groups * lanes),
            cis ? qk_norm_rope_forward_vectorized_kernel<T, true>
@@ -494,11 +496,11 @@ void qk_norm_rope_forward_vectorized(View<T, 4> out, View<float, 3> rstd, View<c
 // As many blocks as are resident, with equal shares.
 int backward_blocks(int64_t positions, int64_t NH, int64_t lanes, int threads) {
     const int64_t steps = blocks_for(positions * blocks_for(NH, backward_heads), threads / lanes);
-    const int64_t resident = int64_t{device_properties().multiprocessors} * (2 * block_threads / threads);
+    const int64_t resident = int64_t{device_properties().multiprocessors} * (backward_threads / threads);
     return static_cast<int>(blocks_for(steps, blocks_for(steps, resident)));
 }
 int64_t backward_workspace(const Call& c) {
-    const int64_t lanes = c["HD"] * size_of(c.operand("x").dtype) / 16;
+    const int64_t lanes = c["HD"] * size_of(c.operand("x").dtype) / 32;
     return int64_t{backward_blocks(c["B"] * c["T"], c["NH"], lanes, c.launch.threads)} * c["HD"] * 4;
 }
 
@@ -507,7 +509,7 @@ void qk_norm_rope_backward_vectorized(View<T, 4> dx, View<G, 1> dweight, View<co
                                       View<const T, 4> x, View<const T, 1> weight, View<const float, 3> rstd,
                                       View<const float, 3> cis, bool accumulate, LaunchContext context) {
     const int64_t positions = x.shape[0] * x.shape[1], NH = x.shape[2], HD = x.shape[3];
-    const int64_t lanes = HD / vector_size<T>;
+    const int64_t lanes = HD / (2 * vector_size<T>);
     const int blocks = backward_blocks(positions, NH, lanes, context.threads);
     float* const partial = static_cast<float*>(context.workspace);
     const int warps = context.threads / device_properties().warp_size;
@@ -531,7 +533,7 @@ Operation qk_norm_rope_forward(
     {{"cpu", "positions over threads", instantiations<LLAMAC_FLOATS(qk_norm_rope_forward_cpu)>()},
      {"vectorized", "neighbouring lanes have whole heads, 128-bit accesses",
       instantiations<LLAMAC_KERNELS(qk_norm_rope_forward_vectorized)>(), heads_fit,
-      blocks_of(128, 256, block_threads)},
+      blocks_of(128, forward_threads)},
      {"naive", "one thread per head", instantiations<LLAMAC_KERNELS(qk_norm_rope_forward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(qk_norm_rope_forward_reference),
@@ -551,7 +553,7 @@ Operation qk_norm_rope_backward(
       "neighbouring lanes have whole heads, 128-bit accesses, dweight as one partial row per block",
       instantiations<LLAMAC_KERNELS(qk_norm_rope_backward_vectorized, float),
                      qk_norm_rope_backward_vectorized<bf16, bf16>>(),
-      heads_fit, blocks_of(block_threads, 256, 128), backward_workspace},
+      heads_fit, blocks_of(512, 256, 128), backward_workspace},
      {"naive", "one thread per head, one thread per channel for dweight",
       instantiations<LLAMAC_KERNELS(qk_norm_rope_backward_naive, float),
                      qk_norm_rope_backward_naive<bf16, bf16>>()},
