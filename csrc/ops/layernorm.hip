@@ -450,7 +450,7 @@ __global__ void __launch_bounds__(layernorm_backward_threads)
                                          Dependent<const T*> dout_, Dependent<const T*> x_,
                                          Dependent<const T*> weight_, Dependent<const T*> bias_,
                                          Dependent<const float*> mean_, Dependent<const float*> rstd_,
-                                         Dependent<const T*> dresidual_, int64_t N, int C) {
+                                         Dependent<const T*> dresidual_, int64_t N, int C, float inverse_C) {
     const auto [dx, partial, out, dout, x, weight, bias, mean, rstd, dresidual] =
         start_next_and_wait(dx_, partial_, out_, dout_, x_, weight_, bias_, mean_, rstd_, dresidual_);
     constexpr int size = vector_size<T>, vectors = layernorm_backward_elements / size,
@@ -519,7 +519,7 @@ __global__ void __launch_bounds__(layernorm_backward_threads)
             sum_g += shared.warps[buffer][first_warp + i][0];
             sum_gx += shared.warps[buffer][first_warp + i][1];
         }
-        const float mean_g = sum_g / static_cast<float>(C), mean_gx = sum_gx / static_cast<float>(C);
+        const float mean_g = sum_g * inverse_C, mean_gx = sum_gx * inverse_C;
         if (n >= N) continue;
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
@@ -584,7 +584,7 @@ void layernorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<G, 1>
                               : layernorm_backward_vectorized_kernel<T, false, false>;
     launch(Grid(shape.blocks, shape.threads, context.stream, sums_bytes), kernel, dx.data, partial, out.data,
            dout.data, x.data, weight.data, bias.data, mean.data, rstd.data, dresidual.data, N,
-           static_cast<int>(C));
+           static_cast<int>(C), 1.0f / static_cast<float>(C));
     launch(columns_grid(C, context.stream, 2), layernorm_backward_vectorized_kernel_columns<G>, dweight.data,
            dbias.data, partial, shape.blocks, C, accumulate);
 }
