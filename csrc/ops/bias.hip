@@ -242,7 +242,7 @@ Operation bias_backward(
       instantiations<LLAMAC_FLOATS(bias_backward_cpu, float), bias_backward_cpu<bf16, bf16>>()},
      {"vectorized", "stretches of rows, 128-bit accesses, one partial row per stretch",
       instantiations<LLAMAC_KERNELS(bias_backward_vectorized, float), bias_backward_vectorized<bf16, bf16>>(),
-      nullptr, blocks_of(256, 128, block_threads),
+      nullptr, blocks_of(block_threads, 256, 128),
       [](const Call& c) { return int64_t{backward_shape(c).blocks.y} * c["K"] * 4; }},
      {"naive", "one thread per column",
       instantiations<LLAMAC_KERNELS(bias_backward_naive, float), bias_backward_naive<bf16, bf16>>()},
