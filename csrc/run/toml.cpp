@@ -11,7 +11,7 @@
 // toml++ 3.3 meets some malformed text with a failed assertion ("[#"), which would end the program, or, with NDEBUG, with
 // undefined behaviour. Here an assertion always holds or throws.
 namespace {
-struct FailedAssertion {};
+struct FailedAssertion : std::exception {};
 constexpr void assert_holds(bool holds) {
     if (!holds) throw FailedAssertion();
 }

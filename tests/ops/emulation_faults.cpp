@@ -47,7 +47,7 @@ __global__ void divergent_barrier_kernel(const float* in, float* out) {
     Row& s = shared_memory<Row>();
     const unsigned t = threadIdx.x;
     s.x[t] = in[blockIdx.x * threads + t];
-    if (t < threads / 2) {
+    if (t < threads / 2) {  // NOLINT(bugprone-branch-clone): two barriers, which is the fault
         __syncthreads();
     } else {
         __syncthreads();

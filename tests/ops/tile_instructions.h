@@ -25,8 +25,10 @@ template <int a_words, int b_words, int sums, class EA, class EB, class Instruct
 __global__ void instruction_kernel(float* c, const EA* a, const EB* b, Instruction run) {
     uint32_t x[a_words], y[b_words];
     float z[sums];
-    std::memcpy(x, a + threadIdx.x * sizeof x / sizeof(EA), sizeof x);
-    std::memcpy(y, b + threadIdx.x * sizeof y / sizeof(EB), sizeof y);
+    constexpr unsigned bytes = sizeof(uint32_t), a_each = a_words * bytes / sizeof(EA),
+                       b_each = b_words * bytes / sizeof(EB);
+    std::memcpy(x, a + threadIdx.x * a_each, sizeof x);
+    std::memcpy(y, b + threadIdx.x * b_each, sizeof y);
     std::memcpy(z, c + threadIdx.x * sums, sizeof z);
     run(z, x, y);
     std::memcpy(c + threadIdx.x * sums, z, sizeof z);
