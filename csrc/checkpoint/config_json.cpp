@@ -223,18 +223,25 @@ double yarn_attention(const ConfigFields& s, double factor) {
     return own > 0 ? own : some > 0 && all > 0 ? of(some) / of(all) : of(1);
 }
 
+// LongRoPE's (Ding et al. 2024), where a file has none.
+double longrope_factor(const Config& c) {
+    return static_cast<double>(c.max_context) / static_cast<double>(c.rope_scaling.original_context);
+}
+double longrope_attention(double factor, int64_t original_context) {
+    return std::sqrt(1 + std::log(std::max(factor, 1.0)) / std::log(static_cast<double>(original_context)));
+}
+
 // `f` has the original context, and `s` the rest, as Phi3Config takes them.
 void read_longrope(const ConfigFields& f, const ConfigFields& s, Config& c) {
     RopeScaling& r = c.rope_scaling;
     r.kind = RopeKind::longrope;
     r.original_context =
         f.size_or("original_max_position_embeddings", INT32_MAX, model_type(c).original_context, 2);
-    const auto context = static_cast<double>(r.original_context);
-    r.factor = s.positive_or("factor", static_cast<double>(c.max_context) / context);
+    r.factor = longrope_factor(c);
     r.short_factor = s.divisors("short_factor", c.rotary_size() / 2);
     r.long_factor = s.divisors("long_factor", c.rotary_size() / 2);
-    r.attention_factor =
-        s.option_or("attention_factor", std::sqrt(1 + std::log(std::max(r.factor, 1.0)) / std::log(context)));
+    r.attention_factor = s.option_or(
+        "attention_factor", longrope_attention(s.positive_or("factor", r.factor), r.original_context));
 }
 
 // transformers 4 has rope_theta and rope_scaling, transformers 5 one object, rope_parameters. Where a file has both, both
@@ -287,17 +294,20 @@ void read_rope(const ConfigFields& f, Config& c) {
 }
 
 // As read_rope() takes it.
-nlohmann::ordered_json scaling_json(const RopeScaling& r) {
+nlohmann::ordered_json scaling_json(const Config& c) {
+    const RopeScaling& r = c.rope_scaling;
     if (r.kind == RopeKind::plain) return nullptr;
+    if (r.kind == RopeKind::longrope) {
+        // transformers 4 takes these three fields alone; both versions derive the attention factor from the two lengths.
+        nlohmann::ordered_json scaling = {
+            {"type", "longrope"}, {"short_factor", r.short_factor}, {"long_factor", r.long_factor}};
+        if (r.attention_factor != longrope_attention(longrope_factor(c), r.original_context))
+            scaling["attention_factor"] = r.attention_factor;
+        return scaling;
+    }
     nlohmann::ordered_json scaling = {{"rope_type", rope_types[static_cast<int>(r.kind)]},
                                       {"factor", r.factor}};
     if (r.kind == RopeKind::linear) return scaling;
-    if (r.kind == RopeKind::longrope) {
-        scaling.update({{"short_factor", r.short_factor},
-                        {"long_factor", r.long_factor},
-                        {"attention_factor", r.attention_factor}});
-        return scaling;
-    }
     const bool is_yarn = r.kind == RopeKind::yarn;
     scaling[is_yarn ? "beta_slow" : "low_freq_factor"] = r.low;
     scaling[is_yarn ? "beta_fast" : "high_freq_factor"] = r.high;
@@ -560,7 +570,7 @@ std::string config_json(const Config& c, DType dtype) {
                        {"max_position_embeddings", c.max_context},
                        {"rms_norm_eps", c.eps},
                        {"rope_theta", c.rope_theta},
-                       {"rope_scaling", scaling_json(c.rope_scaling)},
+                       {"rope_scaling", scaling_json(c)},
                        {"tie_word_embeddings", c.tied},
                        {"initializer_range", c.initializer_range},
                        {"hidden_act", activations[static_cast<int>(c.activation)]},

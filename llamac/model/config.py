@@ -46,14 +46,17 @@ class RopeScaling:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
 
-    def to_dict(self) -> dict:
-        """As config.json has it."""
+    def to_dict(self, longest: int) -> dict:
+        """As config.json has it; longest: max_position_embeddings."""
+        if self.rope_type == "longrope":
+            # transformers 4 takes these three fields alone; both versions derive the factor from the lengths.
+            fields = {"type": "longrope"} | {name: list(getattr(self, name)) for name in LONGROPES}
+            context = self.original_max_position_embeddings
+            derived = longrope_attention(longest / context, context) == self.attention_factor
+            return fields if derived else fields | {"attention_factor": self.attention_factor}
         values = {"rope_type": self.rope_type, "factor": self.factor}
         if self.rope_type == "linear":
             return values
-        if self.rope_type == "longrope":
-            values |= {name: list(getattr(self, name)) for name in LONGROPES}
-            return values | {"attention_factor": self.attention_factor}
         low, high = LLAMA3S if self.rope_type == "llama3" else YARNS
         values |= {low: self.low_freq_factor, high: self.high_freq_factor}
         values["original_max_position_embeddings"] = self.original_max_position_embeddings
@@ -65,6 +68,11 @@ class RopeScaling:
 def yarn_attention(factor: float, scale: float = 1.0) -> float:
     """YaRN's factor of cosines and sines (Peng et al. 2023, equation 22)."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def longrope_attention(factor: float, context: int) -> float:
+    """LongRoPE's factor of cosines and sines (Ding et al. 2024), by the original context."""
+    return math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(context))
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None, T: int = 0) -> list[float]:
@@ -278,7 +286,7 @@ class Config:
         if scaling is None:
             return {"rope_scaling": None}
         outer = {ORIGINAL: scaling.original_max_position_embeddings} if scaling.long_factor else {}
-        return {"rope_scaling": scaling.to_dict(), **outer}
+        return {"rope_scaling": scaling.to_dict(self.max_position_embeddings), **outer}
 
     def to_dict(self, torch_dtype: str) -> dict:
         """The content of config.json; torch_dtype is the dtype of the weights: "float32" or "bfloat16"."""
@@ -493,7 +501,7 @@ class _Reader:
         """Of the channels of a head, those that RoPE turns."""
         factor = self.get(key := "partial_rotary_factor", missing)
         size = head_dim * factor if type(factor) in (int, float) else 0
-        if not partial and factor != 1:
+        if not partial and (factor is True or factor != 1):
             raise self.fail(key, "1: all channels of a head are turned")
         if not (size >= 2 and factor <= 1) or int(size) % 2:
             raise self.fail(key, "the part, up to 1, of a head's channels that is an even number")
@@ -540,8 +548,8 @@ class _Reader:
         factor = inner.number("factor", longest / context)
         if kind == "longrope":
             short, long = (inner.divisors(name, int(head_dim * part) // 2) for name in LONGROPES)
-            attention = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(context))
-            attention = inner.option("attention_factor", attention)
+            attention = inner.option("attention_factor", longrope_attention(factor, context))
+            factor = longest / context
             return theta, RopeScaling(factor, 1, 4, context, kind, attention, True, short, long), part
         low, high = inner.option("beta_slow", 1.0), inner.option("beta_fast", 32.0)
         truncate, attention = inner.flag("truncate", True), inner.attention_factor(factor)
@@ -583,7 +591,9 @@ class _Reader:
         if (width := (NH + 2 * NKV) * HD) > WIDEST:
             expected = f"queries, keys and values of together at most {WIDEST}"
             raise InputError(f"{self.file}: head_dim: expected {expected}, found {width}")
-        (theta, scaling, part), ratio = self.rope(HD), self.model_type().feed_forward
+        turns = architecture["position_embedding_type"] == "rope"
+        theta, scaling, part = self.rope(HD) if turns else (10000.0, None, 1.0)
+        ratio = self.model_type().feed_forward
         layers = self.size("num_hidden_layers", most=DEEPEST)
         config = Config(
             vocab_size=self.size("vocab_size"),

@@ -200,6 +200,10 @@ def test_llamas_values_written_out(tmp_path):
             "partial_rotary_factor: expected the part, up to 1, of a head's",
         ),
         (
+            {"partial_rotary_factor": True},
+            "partial_rotary_factor: expected 1: all channels of a head are turned",
+        ),
+        (
             {"rope_parameters": {"partial_rotary_factor": 0.5}},
             "rope_parameters: partial_rotary_factor: expected 1: all channels of a head are turned",
         ),
