@@ -80,7 +80,7 @@ std::array<NormedHeads, 2> normed_heads(const Model& m, int64_t layer) {
 }
 
 // The queries and keys that attention reads: each normalized, if the model has QK norm, and turned by its position's angle.
-// cached: the rows' angles are its own; attention turns those of a decoding pass.
+// cached: the rows' angles are its own; attention turns those of a decoding pass, unless RoPE turns a part of a head alone.
 void normalize_and_rotate(Model& m, int64_t layer, const CachedRows* cached) {
     const BlockActivations& a = m.activations.blocks[layer];
     const bool decodes = cached && cached->is_decode, in_part = m.config.rotary_size() < m.config.HD;
@@ -193,7 +193,7 @@ void attend(Model& m, int64_t layer, const AttentionRows& rows) {
                                   .window = m.config.window_of(layer)});
 }
 
-// Attention. RoPE has rotated the queries, except in a pass of one token per cached sequence.
+// Attention. RoPE has rotated the queries, except those that normalize_and_rotate() leaves.
 void attend(Model& m, int64_t layer, const CachedRows* cached) {
     if (cached && cached->is_decode) return attend_decode(m, layer, *cached);
     AttentionRows all = attention_rows(m, layer, split_heads(m, layer, cached));
@@ -422,7 +422,8 @@ bool trains_input(const Model& m, int64_t layer) {
     const Parameters& p = m.parameters;
     const BlockParameters& block = p.blocks[layer];
     const auto trains = [](const FlatParam& flat) { return !flat.shape.empty() && flat.trains; };
-    return p.trains_before(p.segment_of(layer)) || trains(block.input_norm) || trains(block.input_norm_bias);
+    return p.trains_before(p.segment_of(layer)) ||
+           (!m.config.output_norm && (trains(block.input_norm) || trains(block.input_norm_bias)));
 }
 
 bool in_fp8(const Model& m, int64_t layer) {
@@ -597,8 +598,11 @@ void backward_block(Model& m, int64_t layer, bool accumulate) {
         else if (reaches)
             linear_backward_input(m, dx, dout, weight, row.norm && m.config.post_norm);
         if (reaches && row.split == Split::outputs) reduce_rows(m, own_rows(m, dx), dx);
-        if (reaches && !(row.norm && m.config.output_norm)) show_gradient(m, layer, row.x, dx);
-        if (reaches || rewrites) backward_producer(m, layer, row, again, rewrites, accumulate);
+        const bool is_residual =
+            row.norm && m.config.output_norm;  // its input, of which nothing is written again
+        if (reaches && !is_residual) show_gradient(m, layer, row.x, dx);
+        if (reaches || (rewrites && !is_residual))
+            backward_producer(m, layer, row, again, rewrites, accumulate);
         Quantizable x = input_of(m, layer, row, true);
         x.rows = {};
         if (again.input_alone()) quantize_input(m, layer, row, x, true);

@@ -50,7 +50,7 @@ struct Config {
     bool has_pooler = false, has_next_sentence = false;  // BERT's, which files carry and nothing computes
     bool output_norm =
         false;  // norms of the outputs of attention and of the feed-forward part, which are then added
-    bool qk_norm = false;           // of each head's queries and keys, before RoPE
+    bool qk_norm = false;           // of each head's queries and keys, or of all heads together, before RoPE
     bool joint_qk_norm = false;     // with qk_norm: of the queries, and of the keys, of all heads together
     double rotary_factor = 1;       // of the channels of a head: RoPE turns the first of them
     bool is_fused = false;          // files have q, k and v as one tensor, and gate and up as one

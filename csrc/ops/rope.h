@@ -53,11 +53,10 @@ __device__ inline float rotated(float own, float other, float c, float s) {
 inline bool has_few_heads(const Call& call) {
     return call["B"] * call["T"] < (int64_t{1} << 31) / call["NH"];
 }
-// Whether a head is a power of two of lanes of a warp, at least two, and the operands that are strided and those of these names
-// are whole vectors.
 constexpr const char* heads_fit_lanes_words =
     "heads of 32 bytes to 16 a lane of the warp, a power of two, that begin at multiples of 16 bytes; "
     "fewer than 2^31 heads";
+// Whether the operands that are strided and those of these names are whole vectors.
 inline bool heads_are_whole(const Call& call, std::initializer_list<const char*> vectors) {
     const int size = static_cast<int>(16 / size_of(call.tensor[0].dtype));
     const int64_t HD = call["HD"];
@@ -71,6 +70,7 @@ inline bool heads_are_whole(const Call& call, std::initializer_list<const char*>
     }
     return has_few_heads(call) && whole;
 }
+// And a head is a power of two of lanes of a warp, at least two.
 inline bool heads_fit_lanes(const Call& call, std::initializer_list<const char*> vectors) {
     const int64_t lanes = call["HD"] * static_cast<int64_t>(size_of(call.tensor[0].dtype)) / 16;
     return heads_are_whole(call, vectors) && lanes >= 2 && (lanes & (lanes - 1)) == 0 &&

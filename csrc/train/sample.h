@@ -38,8 +38,8 @@ struct Ending {
     std::vector<int32_t> stops = {};  // a sequence ends with the first of these, which belongs to it
 };
 // Continues all prompts, in batches as large as the cache allows. samplings: one per prompt, whose text does not depend on the
-// others, except for rounding. made: called with each token; if it returns false, the sequence ends. Throws Error for a prompt that
-// is empty, or longer with `count` tokens than the cache.
+// others, except for rounding, and for LongRoPE's factors, which the longest chooses. made: called with each token; if it returns
+// false, the sequence ends. Throws Error for a prompt that is empty, or longer with `count` tokens than the cache.
 std::vector<std::vector<int32_t>> generate_all(
     Model& model, const std::vector<std::vector<int32_t>>& prompts, const Ending& ending,
     std::span<const Sampling> samplings, const std::function<bool(size_t prompt, int32_t token)>& made = {});
