@@ -29,6 +29,9 @@ def fill(text: str, width: int = 0) -> str:
 def _wrap(line: str, width: int) -> str:
     column = re.match(r" *(\S+( \S+)* {2,})?", line)
     indent = " " * (column.end() if column else 0)
+    if width < len(indent) + 40 and line[len(indent) :] and indent != line[: len(indent)]:
+        # The second column has lines of its own.
+        return f"{line[: len(indent)].rstrip()}\n{_wrap(' ' * 8 + line[len(indent) :], width)}"
     return textwrap.fill(
         line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

@@ -60,7 +60,7 @@ def run(main: Callable[[], None]) -> None:
         main()
     except (InputError, OSError, MemoryError) as error:
         text = str(error) or "out of memory"
-        if isinstance(error, OSError) and error.filename:
-            text = f"{error.filename}: {error.strerror}"
+        if isinstance(error, OSError) and error.strerror:
+            text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         print(f"{name}: {printable(text, '')}", file=sys.stderr)
         sys.exit(2)

@@ -58,6 +58,14 @@ def write_whole(path: str | Path, content: bytes) -> None:
     os.replace(temporary, path)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file that a flag names. Raises InputError."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot write: {error.strerror}") from None
+
+
 def read_text(path: str | Path) -> str:
     """The text of a file in UTF-8."""
     try:

@@ -53,6 +53,7 @@ from llamac.training.weights import init_weight
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of tokens and targets [B,T]
 Cis = tuple[Tensor, Tensor]
+OTHERS = ("gpt2", "phi3", "olmo2")  # models that Liger and llamac.patch do not take as a Llama
 
 
 def rotated(x: Tensor, cis: Cis) -> Tensor:
@@ -129,8 +130,8 @@ class Llama(nn.Module):
 
 
 def script(c: Config, recompute: bool, float8: str = "", ranks: int = 1) -> tuple[nn.Module, Loss]:
-    if c.is_encoder:
-        raise InputError(f"script: expected a causal model, found one of type {c.model_type}")
+    if c.is_encoder or c.model_type in OTHERS[1:]:
+        raise InputError(f"script: expected a Llama, Qwen or GPT-2, found a model of type {c.model_type}")
     model = Llama(c, recompute)
     if float8:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -227,7 +228,7 @@ def hugging_face(c: Config, recompute: bool, program: str, lora: int = 0) -> tup
     from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    if c.is_encoder or (c.model_type == "gpt2" and program not in ("transformers", "compiled")):
+    if c.is_encoder or (c.model_type in OTHERS and program not in ("transformers", "compiled")):
         raise InputError(f"{program}: expected a Llama, found a model of type {c.model_type}")
     values = c.to_dict("bfloat16") | {"use_cache": False}
     if program in ("hf", "compiled"):

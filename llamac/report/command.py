@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from llamac.base.arguments import Parser
+from llamac.base.files import write_text
 from llamac.report import content, export, page, serve, validation
 from llamac.report.log import read
 from llamac.report.plot import labels
@@ -46,5 +47,5 @@ def main() -> None:
         return
     first = Path(args.out[0])
     path = args.to or (first if first.is_dir() else first.parent) / "report.html"
-    path.write_text(page.render(content.report(runs)), encoding="utf-8")
+    write_text(path, page.render(content.report(runs)))
     print(path)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llamac.base.arguments import Parser
 from llamac.base.errors import InputError, printable
-from llamac.base.files import open_file, parse_json
+from llamac.base.files import open_file, parse_json, write_text
 from llamac.base.version import provenance_text
 
 FORMAT = "llamac validation 1"
@@ -101,5 +101,5 @@ def main(arguments: list[str]) -> None:
     if not args.to:
         print(printable(text), end="")
         return
-    args.to.write_text(text, encoding="utf-8")
+    write_text(args.to, text)
     print(args.to)

@@ -15,6 +15,7 @@ from typing import Any
 
 from llamac.base.arguments import Parser, check_least, fill, table
 from llamac.base.errors import InputError
+from llamac.base.files import write_text
 from llamac.base.folders import CONFIGS
 from llamac.base.native import native
 
@@ -340,5 +341,5 @@ def main() -> None:
         chosen["warmup-steps"] = min(values["warmup-steps"], steps)
         estimate = plan_table(search, [best], steps)
         title = f"{fill(head, WIDTH)}\n\n{estimate}\n\n{fill(e['assumptions'], WIDTH)}"
-        Path(args.out).write_text(toml(chosen, title.splitlines()), encoding="utf-8")
+        write_text(Path(args.out), toml(chosen, title.splitlines()))
         print(f"written: {args.out}; ./train_llama3 --config {args.out} trains with it")

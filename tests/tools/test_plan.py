@@ -267,7 +267,7 @@ def test_a_model_that_does_not_fit_says_where_it_does():
         (["--devices-per-node", "0"], "--devices-per-node: expected at least 1, found 0"),
         (["--devices", "7", "--total-batch-size", "24576"], "no mesh of 7 devices divides 3 sequences"),
         (["--seq-len", "1000000"], "--seq-len 1000000: the model's longest sequence"),
-        (["--out", "/none/plan.toml"], "/none/plan.toml: No such file"),
+        (["--out", "/none/plan.toml"], "/none/plan.toml: cannot write: No such file"),
     ],
 )
 def test_bad_arguments(arguments, expected):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from launch import needs
 from report_logs import HOSTILE, a_run, run_event, start_event, step_event, write
-from run import ROOT, flags, refused
+from run import ROOT, flags, refused, refuses
 
 from llamac.base.errors import InputError
 from llamac.report import command as program
@@ -347,8 +347,7 @@ def test_the_command(tmp_path, monkeypatch, capsys, library):
     assert capsys.readouterr().out.strip() == str(tmp_path / "a/report.html")
     program_of(monkeypatch, tmp_path / "a/log.jsonl", tmp_path / "a", "--to", tmp_path / "two.html")
     assert "/a (1)" in (tmp_path / "two.html").read_text()
-    with pytest.raises(FileNotFoundError, match=r"none/x\.html"):
-        program_of(monkeypatch, tmp_path / "a", "--to", tmp_path / "none/x.html")
+    refuses("x.html: cannot write", program_of, monkeypatch, tmp_path / "a", "--to", tmp_path / "none/x.html")
     for wrong in (
         ["--follow"],
         ["--tensorboard", "x", "--serve"],
