@@ -58,9 +58,16 @@ def damaged(rng: random.Random, content: bytes) -> bytes:
     for _ in range(rng.choice([1, 1, 1, 2, 5])):
         at = rng.randrange(len(raw) + 1)
         end = min(len(raw), at + rng.choice([1, 1, 4, 30, 1000]))
-        how = rng.randrange(6)
+        how = rng.randrange(9)
         if how == 0:
             del raw[at:]
+        elif how == 6:
+            raw[at:end] = bytes(end - at)  # a block that a power cut left
+        elif how == 7:
+            raw += rng.choice(BYTES)
+        elif how == 8:  # two ranges change places
+            middle = (at + end) // 2
+            raw[at:end] = raw[middle:end] + raw[at:middle]
         elif how == 1:
             del raw[at:end]
         elif how == 2:

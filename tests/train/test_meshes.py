@@ -492,6 +492,7 @@ def test_random_rounding_is_that_of_the_whole(run_both, tmp_path):
 VALIDATED = [
     ("dp 2 zero 1", {}),
     ("dp 2 zero 3", {}),
+    ("dp 2", {"document_mask": "on"}),
     ("tp 2 dp 2", {}),
     ("pp 2 dp 2", {}),
     more("pp 2 dp 2", {"sample_tokens": 2 * T}),  # without a cache
@@ -501,10 +502,12 @@ VALIDATED = [
 
 
 @pytest.mark.parametrize(("mesh", "sample"), VALIDATED)
-def test_validation_and_samples(run_both, data, tmp_path, mesh, sample):
+def test_validation_and_samples(run_both, data, packed, tmp_path, mesh, sample):
     """Validation of three batches on two data-parallel ranks, and samples, are those of one rank."""
     validated = {"val_every": 4, "val_data": f"{data}/val_*.bin", "val_steps": 3, "sample_every": 2}
     sizes = {"steps": 2, "batch_size": 2, "total_batch_size": 4 * T}
+    if "document_mask" in sample:
+        validated |= packed | {"val_data": packed["train_data"]}
     folders = run_both(model_flags(tmp_path, "tied-gqa", mesh), mesh, **validated | sizes | sample)
     found, expected = ([e["loss"] for e in events(folder, "val")] for folder in folders)
     assert len(found) == len(expected) == 2

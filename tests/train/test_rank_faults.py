@@ -45,7 +45,7 @@ def test_a_signal(build, train, data, tmp_path, mesh, number, to_rank, saves):
     with a checkpoint of the last step, and a resumed run has the bits of one without the signal."""
     out, whole = tmp_path / "out", tmp_path / "whole"
     more = endless(tmp_path, mesh) | saves
-    more |= {"total_batch_size": 16 * T} if mesh == MESH else {}
+    more |= {"total_batch_size": 16 * T, "checkpoint_every": 0} if mesh == MESH else {}
     process, ranks = start_ranks(build, data, out, **more)
     os.kill(process.pid if to_rank is None else ranks[to_rank], number)
     _, said = process.communicate(timeout=60)
