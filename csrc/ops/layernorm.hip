@@ -440,10 +440,17 @@ __device__ inline float warp_sums(float first, float second) {
     return sum;
 }
 
+// Rows of x and dout that a thread has in LDS or on their way there, this one too. 0: the next row is loaded into registers.
+template <class T, bool whole>
+constexpr int rows_in_lds = copies_asynchronously && whole && narrow<T> ? 3 : 0;
+template <class T, bool whole>
+constexpr int rows_bytes =
+    rows_in_lds<T, whole> * 2 * layernorm_backward_elements * int{sizeof(T)};  // of a thread
+
 // Threads and rows as in rmsnorm_backward_vectorized_kernel. partial[2, gridDim.x, C] gets the block's sums of dweight, then of
-// dbias. Dynamic LDS: C floats where blockDim.y > 1. Issued instructions limit the kernel as much as memory does. So a thread's
-// vectors lie a warp's width apart and share an address, and the next row is loaded into the same registers once this one is
-// unpacked. The bias is read anew for each row.
+// dbias. Dynamic LDS: rows_bytes per thread, and no less than C floats where blockDim.y > 1. Issued instructions limit the kernel
+// as much as memory does. So a thread's vectors lie a warp's width apart and share an address, and where LDS has no rows, the next
+// one is loaded into the same registers once this one is unpacked. The bias is read anew for each row.
 template <class T, bool whole, bool has_out>
 __global__ void __launch_bounds__(layernorm_backward_threads)
     layernorm_backward_vectorized_kernel(Dependent<T*> dx_, Dependent<float*> partial_, Dependent<T*> out_,
@@ -455,8 +462,9 @@ __global__ void __launch_bounds__(layernorm_backward_threads)
         start_next_and_wait(dx_, partial_, out_, dout_, x_, weight_, bias_, mean_, rstd_, dresidual_);
     constexpr int size = vector_size<T>, vectors = layernorm_backward_elements / size,
                   apart = warp_size * size;
+    constexpr int slots = rows_in_lds<T, whole>;
     // Addresses of narrow loads take the registers of loads ahead; more vectors than two spill.
-    constexpr bool ahead = vectors <= 2 && (whole || (vectors_anywhere && narrow<T>));
+    constexpr bool ahead = slots == 0 && vectors <= 2 && (whole || (vectors_anywhere && narrow<T>));
     struct Shared {
         float warps[2][max_warps][2];  // two: a row's sums are read while the next one's are written
     };
@@ -473,7 +481,26 @@ __global__ void __launch_bounds__(layernorm_backward_threads)
         const int c = column + v * apart;
         return n < N && c < C ? load_row_part<whole>(rows + n * C, c, C) : otherwise;
     };
+    // This thread's vectors in the first slot: x's, then dout's.
+    char* const own =
+        dynamic_shared_memory() +
+        ((first_warp + warp_index()) * 2 * vectors * warp_size + lane_index()) * int{sizeof(uint4)};
+    const int pitch = static_cast<int>(blockDim.x * blockDim.y) * 2 * vectors * int{sizeof(uint4)};
+    constexpr int vector_pitch = warp_size * int{sizeof(uint4)};
+    const auto copy = [=, dout = dout, x = x](int slot, int64_t n) {
+        const int64_t from = n * C + column;
+#pragma unroll
+        for (int v = 0; v < vectors; v++) {
+            const bool valid = n < N && column + v * apart < C;
+            char* const to = own + slot * pitch + v * vector_pitch;
+            copy_asynchronously(to, x + from + v * apart, valid);
+            copy_asynchronously(to + vectors * vector_pitch, dout + from + v * apart, valid);
+        }
+        commit_copies();
+    };
     int64_t n = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+    int slot = 0;
+    for (int k = 0; k + 1 < slots; k++) copy(k, n + k * step);
 #pragma unroll
     for (int v = 0; v < vectors; v++) {
         w[v] = load_row_part<whole>(weight, column + v * apart, C);
@@ -485,13 +512,25 @@ __global__ void __launch_bounds__(layernorm_backward_threads)
     int buffer = 0;
     for (int64_t first = int64_t{blockIdx.x} * blockDim.y; first < N; first += step, n += step, buffer ^= 1) {
         float xhat[vectors][size], g[vectors][size], sum_g = 0, sum_gx = 0;
+        if constexpr (slots > 0) {
+            // Into the slot of the row before this one, which was read before the last barrier.
+            constexpr int later = slots - 1;
+            copy(slot == 0 ? later : slot - 1, n + later * step);
+            wait_for_copies<later>();
+            for (int v = 0; v < vectors; v++) {
+                const char* const from = own + slot * pitch + v * vector_pitch;
+                own_x[v] = *reinterpret_cast<const uint4*>(from);
+                own_dout[v] = *reinterpret_cast<const uint4*>(from + vectors * vector_pitch);
+            }
+            slot = slot == later ? 0 : slot + 1;
+        }
         if (dresidual)
 #pragma unroll
             for (int v = 0; v < vectors; v++) past[v] = load(dresidual, n, v, past[v]);
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
-            if (!ahead) own_x[v] = load(x, n, v, own_x[v]);
-            if (!ahead) own_dout[v] = load(dout, n, v, zeros);
+            if (!ahead && slots == 0) own_x[v] = load(x, n, v, own_x[v]);
+            if (!ahead && slots == 0) own_dout[v] = load(dout, n, v, zeros);
             float d[size], b[size];
             unpack<T>(own_x[v], xhat[v]);
             unpack<T>(own_dout[v], d);
@@ -512,7 +551,7 @@ __global__ void __launch_bounds__(layernorm_backward_threads)
         const float sum = warp_sums(sum_g, sum_gx);
         if (lane_index() % (warp_size / 2) == 0)
             shared.warps[buffer][first_warp + warp_index()][lane_index() / (warp_size / 2)] = sum;
-        __syncthreads();
+        sync_row();
         sum_g = sum_gx = 0;
 #pragma unroll 4
         for (int i = 0; i < row_warps; i++) {
@@ -534,6 +573,8 @@ __global__ void __launch_bounds__(layernorm_backward_threads)
             store_part<whole>(out + n * C, column + v * apart, C, pack<T>(a));
         }
     }
+    wait_for_copies<0>();
+    __syncthreads();
     // partial's row: the sums of the block's rows y, in their order.
     float* const of_rows = reinterpret_cast<float*>(dynamic_shared_memory());
     const auto write_partial = [&](float* to, const float (&own)[vectors][size]) {
@@ -577,12 +618,14 @@ void layernorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<G, 1>
     const bool whole = is_whole(
         {dx.data, out.data, dout.data, x.data, weight.data, bias.data, dresidual.data}, C, vector_size<T>);
     const size_t sums_bytes = shape.threads.y > 1 ? static_cast<size_t>(C) * sizeof(float) : 0;
+    const size_t lds =
+        std::max(sums_bytes, whole ? size_t{rows_bytes<T, true>} * shape.threads.x * shape.threads.y : 0);
     float* const partial = static_cast<float*>(context.workspace);
     const auto kernel = whole ? out ? layernorm_backward_vectorized_kernel<T, true, true>
                                     : layernorm_backward_vectorized_kernel<T, true, false>
                         : out ? layernorm_backward_vectorized_kernel<T, false, true>
                               : layernorm_backward_vectorized_kernel<T, false, false>;
-    launch(Grid(shape.blocks, shape.threads, context.stream, sums_bytes), kernel, dx.data, partial, out.data,
+    launch(Grid(shape.blocks, shape.threads, context.stream, lds), kernel, dx.data, partial, out.data,
            dout.data, x.data, weight.data, bias.data, mean.data, rstd.data, dresidual.data, N,
            static_cast<int>(C), 1.0f / static_cast<float>(C));
     launch(columns_grid(C, context.stream, 2), layernorm_backward_vectorized_kernel_columns<G>, dweight.data,
@@ -632,7 +675,7 @@ Operation layernorm_backward(
     "(dx: T[N,C] may_share(dresidual, dout), dweight: G[C] adds_if(accumulate),"
     " dbias: G[C] adds_if(accumulate), out?: T[N,C];"
     " dout: T[N,C], x: T[N,C], weight: T[C], bias?: T[C], mean: A[N], rstd: A[N], dresidual?: T[N,C];"
-    " accumulate: bool) rows(N) empty(N) test(N=9, C=4096) test(N=101, C=64)",
+    " accumulate: bool) rows(N) empty(N) test(N=26, C=4096) test(N=101, C=64)",
     "gradients of layernorm_forward, and of residual_layernorm_forward with the sum as x",
     {{"cpu", "rows over threads; dweight and dbias by blocks of rows",
       instantiations<LLAMAC_FLOATS(layernorm_backward_cpu, float), layernorm_backward_cpu<bf16, bf16>>()},

@@ -12,7 +12,10 @@
 //   warp_uniform(x)          x, the same in all lanes of a warp; on AMD in a scalar register, and branches on it are scalar
 //   scheduling_barrier()     the compiler moves no load across it, which would hold registers for longer
 //   sync_shared()            __syncthreads() for LDS alone: of other memory, nothing is promised
+//   sync_row()               __syncthreads() for the threads of one threadIdx.y, at most 15 of several warps; on AMD, for all
 //   issue_loads()            loads before it are in flight when later ones begin; all lanes of a warp call it
+//   copy_asynchronously(shared, global, valid)   16 bytes from memory to LDS, zeros where not `valid`. NVIDIA: from commit_copies()
+//                            on a group, which wait_for_copies<pending>() ends, but the thread's last `pending`; elsewhere at once
 //   load_streaming, store_streaming   128-bit accesses that ask the caches not to keep the line
 //   bf16_pair(low, high)     two floats rounded to bf16 (nearest even, NaN stays NaN), low half first
 //   fp8_word<F>(x)           four floats as fp8 (core/fp8.h), the first in the lowest byte, if converts_fp8<F>
@@ -71,6 +74,20 @@ __device__ inline void pair_values(uint32_t pair, float& low, float& high) {
         low = fp16_value(static_cast<uint16_t>(pair)), high = fp16_value(static_cast<uint16_t>(pair >> 16));
     }
 }
+#endif
+
+#if defined(LLAMAC_NVIDIA) || (defined(LLAMAC_CPU) && LLAMAC_WARP == 32)
+constexpr bool copies_asynchronously = true;
+#else
+constexpr bool copies_asynchronously = false;
+#endif
+#if defined(__HIPCC__) || defined(LLAMAC_CPU)
+inline __device__ void copy_asynchronously(char* shared, const void* global, bool valid) {
+    *reinterpret_cast<uint4*>(shared) = valid ? *static_cast<const uint4*>(global) : make_uint4(0, 0, 0, 0);
+}
+inline __device__ void commit_copies() {}
+template <int>
+__device__ void wait_for_copies() {}
 #endif
 
 #if defined(__HIPCC__) || defined(__CUDACC__)  // the emulation has its own

@@ -101,6 +101,10 @@ inline __device__ void sync_shared() {
     asm volatile("s_waitcnt lgkmcnt(0)\n\ts_barrier" ::: "memory");
 }
 
+inline __device__ void sync_row() {
+    __syncthreads();
+}
+
 inline __device__ void issue_loads() {
     __builtin_amdgcn_sched_barrier(0);
 }

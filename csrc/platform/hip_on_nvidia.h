@@ -126,6 +126,25 @@ inline __device__ void grid_dependents_start() {
 }
 
 #if defined(__CUDACC__)
+// LDS as its own instructions address it.
+using SharedAddress = uint32_t;
+inline __device__ SharedAddress shared_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+// Past the registers and the first cache.
+inline __device__ void copy_asynchronously(char* shared, const void* global, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+}
+inline __device__ void commit_copies() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int pending>
+__device__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
 inline __device__ float fast_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -165,6 +184,10 @@ inline __device__ int optimization_barrier_uniform(int x) {
 
 inline __device__ void sync_shared() {
     __syncthreads();
+}
+inline __device__ void sync_row() {
+    if (blockDim.x == warpSize) return __syncwarp();
+    asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
 }
 
 inline __device__ int warp_uniform(int x) {

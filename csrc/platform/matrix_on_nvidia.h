@@ -37,11 +37,6 @@ __device__ void mma_m16n8k32(float* c, const uint32_t (&a)[4], uint32_t b0, uint
         LLAMAC_MMA("m16n8k32.row.col.f32.e5m2.e5m2");
 }
 #undef LLAMAC_MMA
-// LDS as its own instructions address it.
-using SharedAddress = uint32_t;
-inline __device__ SharedAddress shared_address(const void* p) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 // The same address; offsets are added last, in the instruction that uses it.
 inline __device__ SharedAddress settled(SharedAddress p) {
     asm("" : "+r"(p));
@@ -60,20 +55,6 @@ __device__ void ldmatrix(uint32_t (&out)[4], SharedAddress address) {
                      : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                      : "r"(address)
                      : "memory");
-}
-// 16 bytes from memory to LDS, past the registers and the first cache; zeros where not `valid`.
-inline __device__ void copy_asynchronously(char* shared, const void* global, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
-                 "r"(valid ? 16 : 0)
-                 : "memory");
-}
-inline __device__ void commit_copies() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// Until at most `pending` of this thread's committed groups are unfinished.
-template <int pending>
-__device__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 template <int>
 __device__ void set_priority() {}

@@ -152,6 +152,7 @@ inline int optimization_barrier_uniform(int x) {
     return x;
 }
 #define sync_shared __syncthreads
+#define sync_row __syncthreads
 inline int warp_uniform(int x) {
     return x;
 }
