@@ -31,8 +31,9 @@ __device__ void sum_columns(G* out, const float* partial, int rows, int64_t C, b
     Shared& shared = shared_memory<Shared>();
     const int64_t c = int64_t{blockIdx.x} * warp_size + lane_index();
     const int warps = static_cast<int>(blockDim.x) / warp_size;
-    float sum = 0;
-    // Rows whose loads are in flight together, the last ones too: the kernel takes about as long as it waits.
+    float sum = 0, before = 0;  // before: loaded ahead, as waits are most of the time
+    if (accumulate && warp_index() == 0 && c < C) before = float(out[c]);
+    // Rows whose loads are in flight together, the last ones too.
     constexpr int together = 8;
     for (int first = warp_index(); first < rows; first += together * warps) {
         float values[together];
@@ -47,9 +48,9 @@ __device__ void sum_columns(G* out, const float* partial, int rows, int64_t C, b
     shared.sums[warp_index()][lane_index()] = sum;
     __syncthreads();
     if (warp_index() != 0 || c >= C) return;
-#pragma unroll 8
+#pragma unroll 31
     for (int w = 1; w < warps; w++) sum += shared.sums[w][lane_index()];
-    out[c] = G((accumulate ? float(out[c]) : 0.0f) + sum);
+    out[c] = G(before + sum);
 }
 // outputs: sums of as many partial arrays, by blockIdx.y.
 inline Grid columns_grid(int64_t C, hipStream_t stream, unsigned outputs = 1) {

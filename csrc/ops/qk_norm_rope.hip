@@ -373,6 +373,31 @@ __global__ void __launch_bounds__(forward_threads)
     }
 }
 
+// Writes the sums of values[n] over the lanes that are equal modulo `lanes`, a power of two, to to[n]; distance: half a warp. An
+// exchange halves a lane's values, so there are about as many shuffles as values.
+template <int n>
+__device__ inline void write_lane_sums(float* to, const float (&values)[n], unsigned distance,
+                                       unsigned lanes) {
+    if (distance < lanes) {
+        for (int i = 0; i < n; i++) to[i] = values[i];
+        return;
+    }
+    if constexpr (n > 1) {
+        constexpr int half = n / 2;
+        const bool upper = lane_index() & distance;
+        float sums[half];
+        for (int i = 0; i < half; i++)
+            sums[i] = (upper ? values[half + i] : values[i]) +
+                      __shfl_xor(upper ? values[i] : values[half + i], distance);
+        write_lane_sums(to + (upper ? half : 0), sums, distance / 2, lanes);
+    } else {
+        const bool writes = !(lane_index() & (2 * distance - lanes));
+        float sum = values[0];
+        for (; distance >= lanes; distance /= 2) sum += __shfl_xor(sum, distance);
+        if (writes) *to = sum;
+    }
+}
+
 // A block's places are blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes, and on by the grid's; partial[gridDim.x, HD] gets
 // its sums of dweight. Dynamic LDS: HD floats per warp.
 template <class T, bool turns>
@@ -445,27 +470,19 @@ __global__ void __launch_bounds__(backward_threads)
             }
         }
     }
-    // The heads of a warp, then the warps of the block.
+    // The heads of a warp, then the warps of the block. A row of sums has lane after lane of a head.
     float* const sums = reinterpret_cast<float*>(dynamic_shared_memory());
-    for (int distance = warp_size / 2; distance >= static_cast<int>(lanes); distance /= 2)
-#pragma unroll
-        for (float (&half)[size] : dweight)
-            for (float& sum : half) sum += __shfl_xor(sum, distance);
-    if (lane_index() < static_cast<int>(lanes))
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-            for (int i = 0; i < size; i += 4) {
-                const float four[4] = {dweight[j][i], dweight[j][i + 1], dweight[j][i + 2],
-                                       dweight[j][i + 3]};
-                *reinterpret_cast<uint4*>(sums + warp_index() * HD + j * part.half + part.first + i) =
-                    pack<float>(four);
-            }
+    constexpr int own = 2 * size;
+    float values[own];
+    for (int i = 0; i < own; i++) values[i] = dweight[i / size][i % size];
+    write_lane_sums(sums + warp_index() * HD + part.lane * own, values, warp_size / 2, lanes);
     __syncthreads();
-    for (unsigned c = threadIdx.x; c < HD; c += blockDim.x) {
+    for (unsigned at = threadIdx.x; at < HD; at += blockDim.x) {
         float sum = 0;
-#pragma unroll 8
-        for (unsigned warp = 0; warp < blockDim.x / warp_size; warp++) sum += sums[warp * HD + c];
-        partial[int64_t{blockIdx.x} * HD + c] = sum;
+#pragma unroll 16
+        for (unsigned warp = 0; warp < blockDim.x / warp_size; warp++) sum += sums[warp * HD + at];
+        const unsigned channel = at / size % 2 * part.half + at / own * size + at % size;
+        partial[int64_t{blockIdx.x} * HD + channel] = sum;
     }
 }
 
@@ -519,7 +536,8 @@ __global__ void __launch_bounds__(chip_threads)
     if (threadIdx.x == 0) rstd[blockIdx.x] = r;
 }
 
-// A block's heads are blockIdx.x, and on by the grid's blocks; partial[gridDim.x, HD] gets its sums of dweight.
+// A block's heads are blockIdx.x, and on by the grid's blocks, at most N; partial[gridDim.x, HD] gets its sums of dweight. Where
+// `ahead`, the next head is loaded into the same registers once this one is unpacked.
 template <class T>
 __global__ void __launch_bounds__(chip_threads)
     qk_norm_rope_backward_on_chip_kernel(Dependent<Heads<T>> dx_, Dependent<float*> partial_,
@@ -530,18 +548,26 @@ __global__ void __launch_bounds__(chip_threads)
         start_next_and_wait(dx_, partial_, dout_, x_, weight_, rstd_);
     constexpr int size = vector_size<T>, vectors = chip_elements / size;
     HeadSums& shared = shared_memory<HeadSums>();
-    float dweight[vectors][size] = {};
-    int buffer = 0;
-    for (unsigned n = blockIdx.x; n < N; n += gridDim.x, buffer ^= 1) {
-        const unsigned position = n / NH, h = n % NH, b = position / time, t = position % time;
-        const float r = rstd[n];
-        uint4 own_x[vectors], own_dout[vectors];
+    constexpr bool ahead = narrow<T>;  // four vectors would take registers of a wave
+    float dweight[vectors][size] = {}, r = 0;
+    uint4 own_x[vectors], own_dout[vectors];
+    const auto load = [&, rstd = rstd, x = x, dout = dout](unsigned n, const Place& p) {
+        r = rstd[n];
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
             const int64_t c = (v * blockDim.x + threadIdx.x) * size;
-            own_x[v] = load_part<true>(x.at(b, t, h), c, HD);
-            own_dout[v] = load_part<true>(dout.at(b, t, h), c, HD);
+            own_x[v] = load_part<true>(x.at(p.b, p.t, p.group), c, HD);
+            own_dout[v] = load_part<true>(dout.at(p.b, p.t, p.group), c, HD);
         }
+    };
+    Place next(blockIdx.x, NH, time);
+    const Place distance(gridDim.x, NH, time);
+    int buffer = 0;
+    if (ahead) load(blockIdx.x, next);
+    for (unsigned n = blockIdx.x; n < N; n += gridDim.x, buffer ^= 1) {
+        const Place p = next;
+        if (!ahead) load(n, p);
+        const float this_r = r;
         float xhat[vectors][size], g[vectors][size], dot = 0;
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
@@ -550,17 +576,20 @@ __global__ void __launch_bounds__(chip_threads)
             unpack<T>(own_dout[v], g[v]);
             unpack<T>(load_part<true>(weight, (v * blockDim.x + threadIdx.x) * size, HD), w);
             for (int i = 0; i < size; i++) {
-                xhat[v][i] *= r;
+                xhat[v][i] *= this_r;
                 dweight[v][i] += g[v][i] * xhat[v][i];
                 g[v][i] *= w[i];
                 dot += g[v][i] * xhat[v][i];
             }
         }
+        next.advance(distance, NH, time);
+        if (ahead && n + gridDim.x < N) load(n + gridDim.x, next);
         const float mean = block_sum(dot, shared.warps[buffer]) / static_cast<float>(HD);
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
-            for (int i = 0; i < size; i++) g[v][i] = r * (g[v][i] - xhat[v][i] * mean);
-            store_part<true>(dx.at(b, t, h), (v * blockDim.x + threadIdx.x) * size, HD, pack<T>(g[v]));
+            for (int i = 0; i < size; i++) g[v][i] = this_r * (g[v][i] - xhat[v][i] * mean);
+            store_part<true>(dx.at(p.b, p.t, p.group), (v * blockDim.x + threadIdx.x) * size, HD,
+                             pack<T>(g[v]));
         }
     }
 #pragma unroll
