@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llamac.base.arguments import HelpFormatter
+from llamac.base.files import write_text
 
 STOPPED, NO_MEMORY = "the time was over", "out of memory"
 Result = TypeVar("Result")
@@ -35,8 +36,8 @@ def parser(description: str | None, **more: Any) -> argparse.ArgumentParser:
 def write(out: Path, content: object, text: str) -> None:
     """The JSON of all numbers, and the markdown beside it under the same name."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(content, indent=1) + "\n")
-    out.with_suffix(".md").write_text(text)
+    write_text(out, json.dumps(content, indent=1) + "\n")
+    write_text(out.with_suffix(".md"), text)
 
 
 # Programs

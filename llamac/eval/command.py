@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from llamac.base.arguments import Parser, check_least, table
 from llamac.base.errors import InputError, printable
+from llamac.base.files import write_text
 from llamac.data.tokenizer import data_hash
 from llamac.eval import questions as asked
 from llamac.eval import tasks, text
@@ -154,4 +155,4 @@ def main() -> None:
     rows, details = evaluate(scorer, args)
     print(printable(as_table(rows)))
     if args.json:
-        Path(args.json).write_text(json.dumps({"results": rows, "questions": details}, indent=1) + "\n")
+        write_text(Path(args.json), json.dumps({"results": rows, "questions": details}, indent=1) + "\n")

@@ -14,6 +14,7 @@ from typing import Any
 
 from llamac.base.arguments import Parser
 from llamac.base.errors import InputError, printable
+from llamac.base.files import write_text
 from llamac.data import tokenizer
 from llamac.model.architectures import MODEL_TYPES
 from llamac.model.config import Config, load_config, own_fields, read_config
@@ -104,7 +105,7 @@ def main() -> None:
     loaded = tokenizer.load(own)
     config = make(loaded, like, **arguments)
     out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(config.to_dict("bfloat16"), indent=2) + "\n")
+    write_text(path, json.dumps(config.to_dict("bfloat16"), indent=2) + "\n")
     for line in description(config, loaded, own, out):
         print(printable(line))
 
