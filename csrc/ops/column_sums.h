@@ -30,8 +30,8 @@ __device__ void sum_columns(G* out, const float* partial, int rows, int64_t C, b
     };
     Shared& shared = shared_memory<Shared>();
     const int64_t c = int64_t{blockIdx.x} * warp_size + lane_index();
-    const int warps = static_cast<int>(blockDim.x) / warp_size;
-    float sum = 0, before = 0;  // before: loaded ahead, as waits are most of the time
+    constexpr int warps = max_warps;  // columns_grid()'s
+    float sum = 0, before = 0;        // before: loaded early, as the kernel waits most of the time
     if (accumulate && warp_index() == 0 && c < C) before = float(out[c]);
     // Rows whose loads are in flight together, the last ones too.
     constexpr int together = 8;
@@ -48,7 +48,7 @@ __device__ void sum_columns(G* out, const float* partial, int rows, int64_t C, b
     shared.sums[warp_index()][lane_index()] = sum;
     __syncthreads();
     if (warp_index() != 0 || c >= C) return;
-#pragma unroll 31
+#pragma unroll
     for (int w = 1; w < warps; w++) sum += shared.sums[w][lane_index()];
     out[c] = G(before + sum);
 }

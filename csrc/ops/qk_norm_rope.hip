@@ -373,8 +373,8 @@ __global__ void __launch_bounds__(forward_threads)
     }
 }
 
-// Writes the sums of values[n] over the lanes that are equal modulo `lanes`, a power of two, to to[n]; distance: half a warp. An
-// exchange halves a lane's values, so there are about as many shuffles as values.
+// Writes the sums of values[n] over the lanes that are equal modulo `lanes`, a power of two, to to[n]; distance: at first half a
+// warp. An exchange halves a lane's values, so there are about as many shuffles as values.
 template <int n>
 __device__ inline void write_lane_sums(float* to, const float (&values)[n], unsigned distance,
                                        unsigned lanes) {
@@ -472,14 +472,14 @@ __global__ void __launch_bounds__(backward_threads)
     }
     // The heads of a warp, then the warps of the block. A row of sums has lane after lane of a head.
     float* const sums = reinterpret_cast<float*>(dynamic_shared_memory());
-    constexpr int own = 2 * size;
+    constexpr int own = 2 * size, most_warps = backward_threads / warp_size;
     float values[own];
     for (int i = 0; i < own; i++) values[i] = dweight[i / size][i % size];
     write_lane_sums(sums + warp_index() * HD + part.lane * own, values, warp_size / 2, lanes);
     __syncthreads();
     for (unsigned at = threadIdx.x; at < HD; at += blockDim.x) {
         float sum = 0;
-#pragma unroll 16
+#pragma unroll most_warps
         for (unsigned warp = 0; warp < blockDim.x / warp_size; warp++) sum += sums[warp * HD + at];
         const unsigned channel = at / size % 2 * part.half + at / own * size + at % size;
         partial[int64_t{blockIdx.x} * HD + channel] = sum;
@@ -536,8 +536,8 @@ __global__ void __launch_bounds__(chip_threads)
     if (threadIdx.x == 0) rstd[blockIdx.x] = r;
 }
 
-// A block's heads are blockIdx.x, and on by the grid's blocks, at most N; partial[gridDim.x, HD] gets its sums of dweight. Where
-// `ahead`, the next head is loaded into the same registers once this one is unpacked.
+// A block's heads are blockIdx.x, and on by the grid's blocks, of which there are at most N; partial[gridDim.x, HD] gets its sums
+// of dweight. Where `ahead`, the next head is loaded into the same registers once this one is unpacked.
 template <class T>
 __global__ void __launch_bounds__(chip_threads)
     qk_norm_rope_backward_on_chip_kernel(Dependent<Heads<T>> dx_, Dependent<float*> partial_,
@@ -548,7 +548,7 @@ __global__ void __launch_bounds__(chip_threads)
         start_next_and_wait(dx_, partial_, dout_, x_, weight_, rstd_);
     constexpr int size = vector_size<T>, vectors = chip_elements / size;
     HeadSums& shared = shared_memory<HeadSums>();
-    constexpr bool ahead = narrow<T>;  // four vectors would take registers of a wave
+    constexpr bool ahead = narrow<T>;  // with four vectors, fewer warps would fit
     float dweight[vectors][size] = {}, r = 0;
     uint4 own_x[vectors], own_dout[vectors];
     const auto load = [&, rstd = rstd, x = x, dout = dout](unsigned n, const Place& p) {
@@ -713,7 +713,7 @@ Operation qk_norm_rope_backward(
     "qk_norm_rope_backward<T: f32 bf16 fp16 f64, A: arithmetic(T), G: f32 bf16 f64>"
     "(dx: T[B,T,NH,HD] strided may_share(dout), dweight: G[HD] adds_if(accumulate);"
     " dout: T[B,T,NH,HD] strided, x: T[B,T,NH,HD] strided, weight: T[HD], rstd: A[B,T,NH],"
-    " cis?: A[T,HD/2,2]; accumulate: bool) empty(B, T) test(B=1, T=65, NH=5, HD=128) test(B=1, T=3, NH=2, "
+    " cis?: A[T,HD/2,2]; accumulate: bool) empty(B, T) test(B=1, T=65, NH=5, HD=128) test(B=1, T=17, NH=2, "
     "HD=2048)",
     "gradients of qk_norm_rope_forward",
     {{"cpu", "heads over threads; dweight by blocks of heads",

@@ -12,10 +12,13 @@
 //   warp_uniform(x)          x, the same in all lanes of a warp; on AMD in a scalar register, and branches on it are scalar
 //   scheduling_barrier()     the compiler moves no load across it, which would hold registers for longer
 //   sync_shared()            __syncthreads() for LDS alone: of other memory, nothing is promised
-//   sync_row()               __syncthreads() for the threads of one threadIdx.y, at most 15 of several warps; on AMD, for all
+//   sync_row()               __syncthreads() for the threads with one threadIdx.y, whole warps; at most 15 rows if a row has
+//                            several warps. Elsewhere than on NVIDIA for the block: all rows call it equally often
 //   issue_loads()            loads before it are in flight when later ones begin; all lanes of a warp call it
-//   copy_asynchronously(shared, global, valid)   16 bytes from memory to LDS, zeros where not `valid`. NVIDIA: from commit_copies()
-//                            on a group, which wait_for_copies<pending>() ends, but the thread's last `pending`; elsewhere at once
+//   copy_asynchronously(shared, global, valid)   16 bytes from memory to LDS, zeros where not `valid`. On NVIDIA, commit_copies()
+//                            closes a group of the thread's copies, and wait_for_copies<pending>() waits for all its groups but
+//                            the last `pending`. Elsewhere the copy is done at once
+//   copies_asynchronously    true on NVIDIA, and in the emulation of 32 lanes, which takes NVIDIA's path
 //   load_streaming, store_streaming   128-bit accesses that ask the caches not to keep the line
 //   bf16_pair(low, high)     two floats rounded to bf16 (nearest even, NaN stays NaN), low half first
 //   fp8_word<F>(x)           four floats as fp8 (core/fp8.h), the first in the lowest byte, if converts_fp8<F>

@@ -185,9 +185,16 @@ inline __device__ int optimization_barrier_uniform(int x) {
 inline __device__ void sync_shared() {
     __syncthreads();
 }
+// Barrier `id` (1 to 15) of `threads` threads: one side waits, the other only arrives.
+inline __device__ void named_barrier_wait(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+inline __device__ void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 inline __device__ void sync_row() {
-    if (blockDim.x == warpSize) return __syncwarp();
-    asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
+    if (blockDim.x == warp_size) return __syncwarp();
+    named_barrier_wait(static_cast<int>(threadIdx.y) + 1, static_cast<int>(blockDim.x));
 }
 
 inline __device__ int warp_uniform(int x) {

@@ -94,13 +94,6 @@ inline __device__ void fence_barrier_init() {
 inline __device__ void fence_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// Barrier `id` (1 to 15) of `threads` threads: one side waits, the other only arrives.
-inline __device__ void named_barrier_wait(int id, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-inline __device__ void named_barrier_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 
 // A flag for threads of other blocks: after load_acquire() has read it, they see all writes before store_release().
 inline __device__ void store_release(int* p, int x) {
