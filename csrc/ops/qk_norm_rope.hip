@@ -472,14 +472,14 @@ __global__ void __launch_bounds__(backward_threads)
     }
     // The heads of a warp, then the warps of the block. A row of sums has lane after lane of a head.
     float* const sums = reinterpret_cast<float*>(dynamic_shared_memory());
-    constexpr int own = 2 * size, most_warps = backward_threads / warp_size;
+    constexpr int own = 2 * size;
     float values[own];
     for (int i = 0; i < own; i++) values[i] = dweight[i / size][i % size];
     write_lane_sums(sums + warp_index() * HD + part.lane * own, values, warp_size / 2, lanes);
     __syncthreads();
     for (unsigned at = threadIdx.x; at < HD; at += blockDim.x) {
         float sum = 0;
-#pragma unroll most_warps
+#pragma unroll 8
         for (unsigned warp = 0; warp < blockDim.x / warp_size; warp++) sum += sums[warp * HD + at];
         const unsigned channel = at / size % 2 * part.half + at / own * size + at % size;
         partial[int64_t{blockIdx.x} * HD + channel] = sum;
