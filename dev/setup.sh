@@ -76,7 +76,6 @@ install_system_packages() {
     need libtomlplusplus-dev has_header toml++/toml.h
     need libxxhash-dev has_header xxhash.h
     need libboost-context-dev has_header boost/context/fiber.hpp
-    need libopenblas-openmp-dev test -e "/usr/lib/$(c++ -print-multiarch 2>/dev/null)/openblas-openmp/libopenblas.so"
     if [ "$kind" = targets ] && [ -z "$(dev/platform.sh compiler amd)" ]; then
         need clang-19 command -v clang++-19
         need lld-19 command -v ld.lld-19

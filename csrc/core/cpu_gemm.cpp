@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <utility>
-#ifdef LLAMAC_CBLAS
-#include <cblas.h>
-#endif
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -136,34 +133,5 @@ template void gemm(int64_t, int64_t, int64_t, Matrix<float>, Matrix<float>, cons
 template void gemm(int64_t, int64_t, int64_t, Matrix<bf16>, Matrix<bf16>, const float*, float*);
 template void gemm(int64_t, int64_t, int64_t, Matrix<fp16>, Matrix<fp16>, const float*, float*);
 template void gemm(int64_t, int64_t, int64_t, Matrix<double>, Matrix<double>, const double*, double*);
-
-#ifdef LLAMAC_CBLAS
-template <class A>
-void cblas_gemm(int64_t M, int64_t N, int64_t K, Matrix<A> a, Matrix<A> b, const A* initial, A* c) {
-    if (initial && initial != c) std::copy(initial, initial + M * N, c);
-    // Both steps are 1 where there is one row or one column: then the step has to be long enough for the
-    // order.
-    const auto in_rows = [](Matrix<A> m, int64_t columns) { return m.column == 1 && m.row >= columns; };
-    const auto order = [&](Matrix<A> m, int64_t columns) {
-        return in_rows(m, columns) ? CblasNoTrans : CblasTrans;
-    };
-    const auto rows_apart = [&](Matrix<A> m, int64_t columns) {
-        return static_cast<int>(in_rows(m, columns) ? m.row : m.column);
-    };
-    const A beta = initial ? 1 : 0;
-    const auto call = [&](auto product) {
-        product(CblasRowMajor, order(a, K), order(b, N), static_cast<int>(M), static_cast<int>(N),
-                static_cast<int>(K), A(1), a.data, rows_apart(a, K), b.data, rows_apart(b, N), beta, c,
-                static_cast<int>(N));
-    };
-    if constexpr (std::is_same_v<A, float>)
-        call(cblas_sgemm);
-    else
-        call(cblas_dgemm);
-}
-
-template void cblas_gemm(int64_t, int64_t, int64_t, Matrix<float>, Matrix<float>, const float*, float*);
-template void cblas_gemm(int64_t, int64_t, int64_t, Matrix<double>, Matrix<double>, const double*, double*);
-#endif
 
 }  // namespace llamac

@@ -3,7 +3,7 @@
 // gemm() is a packed product as described by Goto and van de Geijn (Anatomy of High-Performance Matrix
 // Multiplication, 2008): B is copied into panels a few vectors wide, a tile of C stays in registers over the loop on
 // K, and the block sizes fit the caches. GCC's vector extensions keep it portable. gemm_tile() is its register tile,
-// which attention also calls for its own small blocks. cblas_gemm() is the system's BLAS, if the build has one.
+// which attention also calls for its own small blocks.
 #pragma once
 #include "core/scratch.h"
 #include "core/tensor.h"
@@ -82,11 +82,5 @@ struct Matrix {
 // with T = float, bf16 or fp16, and for double.
 template <class A, class T>
 void gemm(int64_t M, int64_t N, int64_t K, Matrix<T> a, Matrix<T> b, const A* initial, A* c);
-
-#ifdef LLAMAC_CBLAS
-// The same through CBLAS, for float and double.
-template <class A>
-void cblas_gemm(int64_t M, int64_t N, int64_t K, Matrix<A> a, Matrix<A> b, const A* initial, A* c);
-#endif
 
 }  // namespace llamac

@@ -20,18 +20,3 @@ llamac_require(LLAMAC_XXHASH_INCLUDE libxxhash-dev "xxHash (checksums)")
 target_include_directories(llamac_libraries SYSTEM INTERFACE
   ${LLAMAC_CLI11} ${LLAMAC_JSON} ${LLAMAC_TOML} ${LLAMAC_XXHASH_INCLUDE})
 target_link_libraries(llamac_libraries INTERFACE ${LLAMAC_XXHASH})
-
-# The CBLAS variants of the matrix products, a yardstick for our own. OpenBLAS's OpenMP build shares our threads; its
-# pthreads build would fight them.
-option(LLAMAC_CBLAS "build the CBLAS variants of the matrix products" ON)
-if(LLAMAC_CBLAS)
-  find_path(LLAMAC_CBLAS_INCLUDE cblas.h PATH_SUFFIXES openblas-openmp PATHS /usr/include/${CMAKE_LIBRARY_ARCHITECTURE})
-  find_library(LLAMAC_OPENBLAS openblas PATH_SUFFIXES openblas-openmp)
-  if(LLAMAC_CBLAS_INCLUDE AND LLAMAC_OPENBLAS)
-    target_include_directories(llamac_libraries SYSTEM INTERFACE ${LLAMAC_CBLAS_INCLUDE})
-    target_link_libraries(llamac_libraries INTERFACE ${LLAMAC_OPENBLAS})
-    target_compile_definitions(llamac_libraries INTERFACE LLAMAC_CBLAS)
-  else()
-    message(STATUS "llamac: no OpenBLAS, so no CBLAS variants. Install it with: apt-get install libopenblas-openmp-dev")
-  endif()
-endif()

@@ -10,9 +10,6 @@
 #include "platform/cpu_level.h"
 #include "platform/ranks/communicator.h"
 #include "run/toml.h"
-#ifdef LLAMAC_CBLAS
-#include <cblas.h>
-#endif
 
 namespace llamac {
 namespace {
@@ -23,15 +20,9 @@ std::string dotted(int major, int minor, int patch) {
 
 std::string libraries() {
     const int xxhash = static_cast<int>(XXH_versionNumber());  // of the library that is loaded
-    std::string text =
-        std::string("CLI11 ") + CLI11_VERSION + ", nlohmann/json " +
-        dotted(NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR, NLOHMANN_JSON_VERSION_PATCH) + ", " +
-        toml_library() + ", xxHash " + dotted(xxhash / 10000, xxhash / 100 % 100, xxhash % 100);
-#ifdef LLAMAC_CBLAS
-    const std::string blas = openblas_get_config();  // "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH ..."
-    text += ", " + blas.substr(0, blas.find(' ', blas.find(' ') + 1));
-#endif
-    return text;
+    return std::string("CLI11 ") + CLI11_VERSION + ", nlohmann/json " +
+           dotted(NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR, NLOHMANN_JSON_VERSION_PATCH) +
+           ", " + toml_library() + ", xxHash " + dotted(xxhash / 10000, xxhash / 100 % 100, xxhash % 100);
 }
 
 }  // namespace

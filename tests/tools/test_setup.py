@@ -12,10 +12,7 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "dev"))
 import install_torch
 
-SYSTEM_PACKAGES = (
-    "libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libxxhash-dev libboost-context-dev "
-    "libopenblas-openmp-dev"
-)
+SYSTEM_PACKAGES = "libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libxxhash-dev libboost-context-dev"
 
 
 def program(folder: Path, name: str, text: str) -> Path:

@@ -1,5 +1,4 @@
-// Matmul on the host: our own packed product (core/cpu_gemm.h), a product of few rows, and the system's CBLAS: variants
-// `cpu`, `few_rows` and `blas` of matmul.hip.
+// Matmul on the host: a packed product (core/cpu_gemm.h) and a product of few rows, variants `cpu` and `few_rows` of matmul.hip.
 #include <algorithm>
 
 #include "core/cpu_gemm.h"
@@ -128,31 +127,6 @@ void matmul_backward_weight_cpu(View<G, 2> dweight, View<const T, 2> dout, View<
             static_cast<const G*>(accumulate ? dweight.data : nullptr), dweight.data);
 }
 
-#ifdef LLAMAC_CBLAS
-template <class T>
-void matmul_forward_blas(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                         View<const T, 2> residual, View<const T, 1> bias) {
-    cblas_gemm(out.shape[0], out.shape[1], x.shape[1], matrix(x), matrix(weight).transposed(), residual.data,
-               out.data);
-    add_to_rows(out.shape[0], out.shape[1], bias.data, out.data);
-}
-
-template <class T>
-void matmul_backward_input_blas(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
-                                bool accumulate) {
-    cblas_gemm(dx.shape[0], dx.shape[1], dout.shape[1], matrix(dout), matrix(weight),
-               static_cast<const T*>(accumulate ? dx.data : nullptr), dx.data);
-}
-
-template <class T>
-void matmul_backward_weight_blas(View<T, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
-                                 bool accumulate) {
-    cblas_gemm(dweight.shape[0], dweight.shape[1], x.shape[0], matrix(dout).transposed(), matrix(x),
-               static_cast<const T*>(accumulate ? dweight.data : nullptr), dweight.data);
-}
-
-#endif
-
 }  // namespace
 
 MatmulVariants cpu_matmul() {
@@ -168,18 +142,6 @@ Variant few_rows_matmul_forward() {
     return {"few_rows", "dot products with weights as they lie",
             instantiations<LLAMAC_FLOATS(matmul_forward_few_rows), matmul_forward_few_rows<double>>(),
             Constraints{"N at most 4", [](const Call& c) { return c["N"] <= max_few_rows; }}};
-}
-
-MatmulVariants blas_matmul() {
-#ifdef LLAMAC_CBLAS
-    return matmul_variants(
-        {.name = "blas", .idea = "the system's CBLAS", .instantiations = {}, .bits_depend_on_threads = true},
-        instantiations<matmul_forward_blas<float>, matmul_forward_blas<double>>(),
-        instantiations<matmul_backward_input_blas<float>, matmul_backward_input_blas<double>>(),
-        instantiations<matmul_backward_weight_blas<float>, matmul_backward_weight_blas<double>>());
-#else
-    return {};
-#endif
 }
 
 }  // namespace llamac

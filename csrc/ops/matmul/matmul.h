@@ -19,12 +19,12 @@ inline MatmulVariants matmul_variants(const Variant& all, std::span<const Instan
     of.backward_weight.instantiations = backward_weight;
     return of;
 }
-MatmulVariants cpu_matmul(), blas_matmul();  // cpu.hip
-MatmulVariants naive_matmul();               // naive.hip
-MatmulVariants tiled_matmul();               // tiled.hip
-MatmulVariants library_matmul();             // library.hip
-Variant few_rows_matmul_forward();           // cpu.hip
-Variant vectorized_matmul_forward();         // vectorized.hip
+MatmulVariants cpu_matmul();          // cpu.hip
+MatmulVariants naive_matmul();        // naive.hip
+MatmulVariants tiled_matmul();        // tiled.hip
+MatmulVariants library_matmul();      // library.hip
+Variant few_rows_matmul_forward();    // cpu.hip
+Variant vectorized_matmul_forward();  // vectorized.hip
 
 // scaled_tiled.hip: of scaled_matmul and of scaled_matmul_rows.
 Variant tiled_scaled_matmul();

@@ -8,7 +8,6 @@
 // cpu:        our own packed product (core/cpu_gemm.h): reads bf16 as it packs, adds the residual or the old gradient as it
 //             stores (cpu.hip).
 // few_rows:   forward, of up to four rows: each weight is read once, where it lies (cpu.hip).
-// blas:       the system's CBLAS, f32 and f64 (cpu.hip).
 // naive:      one thread per element of the result (naive.hip).
 // tiled:      a block keeps its part of the result in registers (tiled.hip; tiled.h explains how a GEMM is tiled).
 // vectorized: forward, of one row: the weight is read once, by 128-bit accesses (vectorized.hip).
@@ -92,7 +91,6 @@ Operation matmul_forward(
     "out = x * transposed weight (+ residual) (+ bias)",
     {few_rows_matmul_forward(),
      cpu_matmul().forward,
-     blas_matmul().forward,
      vectorized_matmul_forward(),
      library_matmul().forward,
      tiled_matmul().forward,
@@ -107,7 +105,6 @@ Operation matmul_backward_input(
     "empty(N)" LLAMAC_MATMUL_TESTS,
     "dx += dout * weight",
     {cpu_matmul().backward_input,
-     blas_matmul().backward_input,
      library_matmul().backward_input,
      tiled_matmul().backward_input,
      naive_matmul().backward_input,
@@ -122,7 +119,6 @@ Operation matmul_backward_weight(
     " rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
     "dweight = transposed dout * x",
     {cpu_matmul().backward_weight,
-     blas_matmul().backward_weight,
      library_matmul().backward_weight,
      tiled_matmul().backward_weight,
      naive_matmul().backward_weight,

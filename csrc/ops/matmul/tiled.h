@@ -8,7 +8,7 @@
 //   backward_input    dx       dout, along k     weight, down k
 //   backward_weight   dweight  dout, down k      x, down k           dweight
 //
-// "Along": neighbours in memory are neighbours in k; "down": they are neighbours in m or n.
+// "Along": neighbors in memory are neighbors in k; "down": they are neighbors in m or n.
 //
 // Every number of a is needed for N results, every one of b for M. Fetched from memory each time, they would
 // take two bytes a FLOP, and a GPU has 200 times as many FLOP/s as bytes/s. So each level of memory hands
@@ -32,7 +32,7 @@
 // - At the end the sums go through LDS once more, so that memory is written 128 bytes of a row at a time or
 //   more; the addition is in fp32, and rounding happens once (store).
 //
-// Operands are bf16, fp16 or fp8. Two neighbours of fp8 along k take the place of one bf16 everywhere but in the instruction
+// Operands are bf16, fp16 or fp8. Two neighbors of fp8 along k take the place of one bf16 everywhere but in the instruction
 // that multiplies, so sizes and places of k are those of bf16: `step` is 32 or 64 bf16, or twice as many fp8.
 //
 // The sums of an element are added in one order, whatever the grid: results are the same in every run.
@@ -405,7 +405,7 @@ __device__ void add_tiles_in_place(Sums& sums, const Copies<P>& copies, int warp
         });
 }
 
-// How sums become results: a lane stores `size` neighbouring columns of each row that it stores. columns<size>(n) is what it
+// How sums become results: a lane stores `size` neighboring columns of each row that it stores. columns<size>(n) is what it
 // keeps of them; row(m) is loaded ahead, once per row; that of columns makes a result of a sum.
 struct NoScale {
     template <int>
@@ -420,7 +420,7 @@ struct NoScale {
 };
 
 // out[m][n] = scale(sums[m][n], m, n) (+ initial[m][n]). A lane holds parts of rows; through LDS, an epilogue tile at a time,
-// neighbouring lanes get neighbouring 16 bytes of a row. A thread reads `initial` where it writes `out`: they may be the same.
+// neighboring lanes get neighboring 16 bytes of a row. A thread reads `initial` where it writes `out`: they may be the same.
 // whole: no row or column is beyond M or N, so that no store is masked: the compiler then knows how many are on their way.
 template <class P, bool whole, class O, class Scale>
 __device__ void store(O* out, const O* initial, const Scale& scale, const Sums& sums, int first_m,
@@ -483,7 +483,7 @@ __device__ void store(O* out, const O* initial, const Scale& scale, const Sums& 
 }
 
 // Which block tile of the result is this block's: `group` rows of blocks, column by column, then the next rows.
-// Blocks are distributed to XCDs in turn; an XCD gets neighbours.
+// Blocks are distributed to XCDs in turn; an XCD gets neighbors.
 struct BlockTile {
     int m, n;
 };

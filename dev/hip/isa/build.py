@@ -12,7 +12,6 @@ from compiler import ROOT, Compiler, Error, program_parser, run, start  # noqa: 
 
 __all__ = ["HERE", "LIBRARIES", "ROOT", "Compiler", "Error", "program_parser", "run", "start", "tool"]
 LIBRARIES = ROOT / "build/isa_libraries"
-OPENBLAS = "openblas-openmp"  # Debian's folder of the OpenMP build
 
 
 @cache
@@ -69,7 +68,5 @@ def build(folder: Path, program: bool = False) -> None:
         linked += [
             o for o in sorted(objects.rglob("*.o")) if f"{target}.dir" in o.parts
         ]  # a target's in its folder
-    multiarch = subprocess.run(["c++", "-print-multiarch"], capture_output=True, text=True).stdout.strip()
-    blas = ["-L", f"/usr/lib/{multiarch}/{OPENBLAS}", "-lopenblas"]
-    libraries = ["-L", str(folder), f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN", "-lxxhash", *blas, "-ldl"]
+    libraries = ["-L", str(folder), f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN", "-lxxhash", "-ldl"]
     call(clang, "-shared", *linked, "-fopenmp", *libraries, "-o", folder / "libllamac.so")
