@@ -59,7 +59,8 @@ std::optional<int64_t> step_of(const std::string& name);
 // step -> name, oldest first. The name alone decides: a link to a folder elsewhere is a checkpoint, too.
 std::map<int64_t, std::string> checkpoints_in(const std::string& out);
 // Removes leftovers of interrupted writes whose names begin so; for the owner of the folder.
-void remove_leftovers(const OpenFolder& out, const std::vector<std::string>& of = {
-                                                 "step_", "log.jsonl.", "profile.json.", "trace.json."});
+void remove_leftovers(const OpenFolder& out,
+                      const std::vector<std::string>& of = {"step_", "config.toml.", "log.jsonl.",
+                                                            "profile.json.", "trace.json."});
 
 }  // namespace llamac

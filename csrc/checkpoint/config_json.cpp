@@ -409,9 +409,6 @@ void read_layer_types(const ConfigFields& f, Config& c) {
 }
 
 void refuse_other_models(const ConfigFields& f, const Config& c) {
-    if (const json* method = f.find("quantization_config"))
-        f.wrong("quantization_config", "none, as quantized weights cannot be trained; use the original model",
-                excerpt(*method));
     if (c.output_bias) f.wrong("attention_bias", "false", "true");
     if (c.mlp_bias) f.wrong("mlp_bias", "false", "true");
     if (f.flag_or("use_qk_norm", false)) f.wrong("use_qk_norm", "false", "true");
@@ -497,6 +494,9 @@ Config load_config(const std::string& model) {
     std::vector<const char*> names;
     for (const ModelType& type : model_types) names.push_back(type.name);
     c.model_type = names[f.choice("model_type", names)];
+    if (const json* method = f.find("quantization_config"))
+        f.wrong("quantization_config", "none, as quantized weights cannot be trained; use the original model",
+                excerpt(*method));
     c.V = c.is_gpt2()   ? f.size_or("vocab_size", max_width, 50257)
           : c.is_bert() ? f.size_or("vocab_size", max_width, 30522)
                         : f.size("vocab_size", max_width);

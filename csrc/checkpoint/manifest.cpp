@@ -79,7 +79,6 @@ struct ManifestFields {
             expected += (expected.empty() ? "" : " or ") + std::string(each);
         }
         fail(where, ": ", name, ": expected ", expected, ", found ", quote(value));
-        return value;
     }
     void only(const std::set<std::string>& known) const {
         for (const auto& item : object.items())

@@ -98,7 +98,7 @@ constexpr const char* optimized = "optimized";  // the name of the default varia
 std::vector<const Variant*> default_variants(const Operation& op, Backend backend) {
     std::vector<const Variant*> variants;
     for (const Variant& v : op.variants)
-        if (v.backend() == backend && v.deterministic) variants.push_back(&v);
+        if (v.backend() == backend) variants.push_back(&v);
     return variants;
 }
 
@@ -134,7 +134,7 @@ Choice choose(const Operation& op, const Call& call, const Context& context, con
     if (const auto* chosen = context.kernels ? context.kernels->of(op) : nullptr)
         return choose_among(op, call, context.backend, *chosen);
     for (const Variant& v : op.variants)
-        if (v.backend() == context.backend && v.deterministic)
+        if (v.backend() == context.backend)
             if (const Instantiation* entry = instantiation_for(v, call)) return {&v, entry};
     fail(op.name, ": no variant takes these shapes, types or strides");
 }

@@ -65,7 +65,7 @@ struct DTypeInfo {
     Use use;
     const char* safetensors;  // in a file's header
     const char* python;       // of torch, of numpy (bfloat16: of its extension ml_dtypes) and of config.json
-    dlpack::DataType dlpack;  // by which other libraries' arrays, torch's among them, are recognised
+    dlpack::DataType dlpack;  // by which other libraries' arrays, torch's among them, are recognized
     int library;              // the number that both vendors' libraries have for it
     int collectives;          // the number that NCCL and RCCL have for it; -1: not exchanged
     int64_t bytes = 0;

@@ -107,9 +107,7 @@ struct Variant {
     // For kernels: choices of threads per block, the default first; bytes of workspace, given LaunchContext::threads.
     BlockSizes threads = {};
     int64_t (*workspace)(const Call&) = nullptr;
-    bool deterministic = true;            // false: sums in any order; runs only if chosen by name
-    bool bits_depend_on_threads = false;  // on the host
-    const char* chip = "";                // the only chip that the kernels run on; empty: any
+    const char* chip = "";  // the only chip that the kernels run on; empty: any
 
     Backend backend() const { return instantiations.front().backend; }
 };

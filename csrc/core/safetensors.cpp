@@ -140,7 +140,7 @@ void SafetensorsFile::parse_header(std::string_view text, int64_t data_bytes) {
             metadata[key] = item.get<std::string>();
         }
     }
-    // Each tensor begins at the end of the one before; an empty one precedes its neighbour.
+    // Each tensor begins at the end of the one before; an empty one precedes its neighbor.
     std::stable_sort(table.begin(), table.end(), [](const Entry& a, const Entry& b) {
         return a.offset != b.offset ? a.offset < b.offset : a.bytes < b.bytes;
     });

@@ -22,7 +22,7 @@ struct Deviation {
     double relative_l2 = 0, largest = 0;  // absolute where the norm of the truth is 0
 };
 
-// The distance between neighbouring numbers of the type at x; at 0 that of the denormals.
+// The distance between neighboring numbers of the type at x; at 0 that of the denormals.
 inline double ulp(double x, DType dtype) {
     return std::ldexp(1.0, std::max(std::ilogb(x), smallest_exponent(dtype)) - info(dtype).mantissa_bits);
 }

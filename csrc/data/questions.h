@@ -16,7 +16,7 @@ namespace llamac {
 // A context and the continuation whose likelihood the model computes: ids first .. first+context+continuation.
 struct Choice {
     int64_t first, context, continuation;
-    int64_t length;  // of the text, for the normalised score; 0: none
+    int64_t length;  // of the text, for the normalized score; 0: none
 };
 
 struct Question {

@@ -55,9 +55,9 @@ struct ActivationRow {
     const char* name;  // in the debug state, behind "act." or "dact."; "": not shown
     Tensor Owner::* member;
     Tensor like;  // type and shape
+    bool present = true;
     Lifetime until = Lifetime::backward;
     Tensor Activations::* shares = nullptr;  // a gradient in whose memory it is computed again
-    bool present = true;
 };
 
 // B sequences of T tokens, N = B*T rows as operations take them, t: storage. In the order of computation.
@@ -69,30 +69,27 @@ inline std::vector<ActivationRow<BlockActivations>> block_activations(const Conf
                  one_per_row = shaped(DType::f32, {n});
     const bool has_means = c.norm == NormKind::layer, outputs = c.output_norm;
     const int64_t q_norms = c.joint_qk_norm ? 1 : c.NH, k_norms = c.joint_qk_norm ? 1 : c.NKV;
-    const auto kept = [](const char* name, Tensor A::* member, const Tensor& like, bool present) {
-        return ActivationRow<A>{name, member, like, Lifetime::backward, nullptr, present};
-    };
     return {{outputs ? "attention_input" : "input_norm", &A::input_norm, rows},
-            kept("input_rstd", &A::input_rstd, one_per_row, !outputs),
-            {"input_mean", &A::input_mean, one_per_row, Lifetime::backward, nullptr, has_means},
+            {"input_rstd", &A::input_rstd, one_per_row, !outputs},
+            {"input_mean", &A::input_mean, one_per_row, has_means},
             {"qkv", &A::qkv, shaped(t, {N, c.qkv_size()})},
-            {"", &A::qk, shaped(t, {N, c.q_size() + c.kv_size()}), Lifetime::backward, nullptr, c.qk_norm},
-            {"", &A::q_rstd, shaped(DType::f32, {B, T, q_norms}), Lifetime::backward, nullptr, c.qk_norm},
-            {"", &A::k_rstd, shaped(DType::f32, {B, T, k_norms}), Lifetime::backward, nullptr, c.qk_norm},
+            {"", &A::qk, shaped(t, {N, c.q_size() + c.kv_size()}), c.qk_norm},
+            {"", &A::q_rstd, shaped(DType::f32, {B, T, q_norms}), c.qk_norm},
+            {"", &A::k_rstd, shaped(DType::f32, {B, T, k_norms}), c.qk_norm},
             {"attention", &A::attention, shaped(t, {N, c.q_size()})},
             {"attention_lse", &A::lse, shaped(DType::f32, {B, c.NH, T})},
-            kept("attention_out", &A::attention_out, rows, outputs),
-            kept("attention_out_rstd", &A::input_rstd, one_per_row, outputs),
+            {"attention_out", &A::attention_out, rows, outputs},
+            {"attention_out_rstd", &A::input_rstd, one_per_row, outputs},
             {"residual_mid", &A::residual_mid, stream},
             {outputs ? "mlp_input" : "post_norm", &A::post_norm, rows},
-            kept("post_rstd", &A::post_rstd, one_per_row, !outputs),
-            {"post_mean", &A::post_mean, one_per_row, Lifetime::backward, nullptr, has_means},
+            {"post_rstd", &A::post_rstd, one_per_row, !outputs},
+            {"post_mean", &A::post_mean, one_per_row, has_means},
             {"gate_up", &A::gate_up, shaped(t, {N, c.up_size()})},
             // Its backward writes it where it has read dswiglu.
-            {c.is_gated() ? "swiglu" : "gelu", &A::swiglu, shaped(t, {N, c.F}), Lifetime::backward,
+            {c.is_gated() ? "swiglu" : "gelu", &A::swiglu, shaped(t, {N, c.F}), true, Lifetime::backward,
              &Activations::dswiglu},
-            kept("mlp_out", &A::mlp_out, rows, outputs),
-            kept("mlp_out_rstd", &A::post_rstd, one_per_row, outputs),
+            {"mlp_out", &A::mlp_out, rows, outputs},
+            {"mlp_out_rstd", &A::post_rstd, one_per_row, outputs},
             {"residual_out", &A::residual_out, stream}};
 }
 
@@ -101,69 +98,35 @@ inline std::vector<ActivationRow<Activations>> model_activations(const Config& c
                                                                  bool head = true, int64_t predicted = 0) {
     using A = Activations;
     const int64_t N = B * T, n = c.stream_rows(N);
-    const Tensor rows = shaped(t, {N, c.C});
-    return {{"", &A::tokens, shaped(DType::i32, {B, T}), Lifetime::batch},
-            {"", &A::targets, shaped(DType::i32, {B, T}), Lifetime::batch},
-            {.name = "",
-             .member = &A::first,
-             .like = shaped(DType::i32, {B, T}),
-             .until = Lifetime::batch,
-             .present = document_mask},
-            {.name = "",
-             .member = &A::end,
-             .like = shaped(DType::i32, {B, T}),
-             .until = Lifetime::batch,
-             .present = document_mask && !c.causal},
-            {.name = "",
-             .member = &A::predicted_ids,
-             .like = shaped(DType::i32, {2 * predicted + N}),
-             .until = Lifetime::batch,
-             .present = predicted > 0},
-            {.name = "",
-             .member = &A::predicted_input,
-             .like = shaped(t, {predicted, c.C}),
-             .present = predicted > 0},
-            {.name = "",
-             .member = &A::predicted_losses,
-             .like = shaped(DType::f32, {predicted}),
-             .present = predicted > 0},
-            {.name = "",
-             .member = &A::positions,
-             .like = shaped(DType::i32, {B, T}),
-             .until = Lifetime::batch,
-             .present = c.positions == PositionKind::learned},
+    const Tensor rows = shaped(t, {N, c.C}), ids = shaped(DType::i32, {B, T}),
+                 one_per_row = shaped(DType::f32, {N});
+    const bool learned = c.positions == PositionKind::learned, means = c.norm == NormKind::layer;
+    const bool transform = head && c.post_norm;
+    return {{"", &A::tokens, ids, true, Lifetime::batch},
+            {"", &A::targets, ids, true, Lifetime::batch},
+            {"", &A::first, ids, document_mask, Lifetime::batch},
+            {"", &A::end, ids, document_mask && !c.causal, Lifetime::batch},
+            {"", &A::predicted_ids, shaped(DType::i32, {2 * predicted + N}), predicted > 0, Lifetime::batch},
+            {"", &A::predicted_input, shaped(t, {predicted, c.C}), predicted > 0},
+            {"", &A::predicted_losses, shaped(DType::f32, {predicted}), predicted > 0},
+            {"", &A::positions, ids, learned, Lifetime::batch},
             {"", &A::cis, shaped(DType::f32, {T, c.rotary_size() / 2, 2})},
             {"embedding", &A::embedding, shaped(t, {n, c.C})},
-            {.name = "final_norm", .member = &A::final_norm, .like = rows, .present = head},
-            {.name = "", .member = &A::final_rstd, .like = shaped(DType::f32, {n}), .present = head},
-            {.name = "",
-             .member = &A::final_mean,
-             .like = shaped(DType::f32, {n}),
-             .present = head && c.norm == NormKind::layer},
-            {.name = "transform", .member = &A::transform, .like = rows, .present = head && c.post_norm},
-            {.name = "transform_gelu",
-             .member = &A::transform_gelu,
-             .like = rows,
-             .present = head && c.post_norm},
-            {.name = "transform_norm",
-             .member = &A::transform_norm,
-             .like = rows,
-             .present = head && c.post_norm},
-            {.name = "",
-             .member = &A::transform_rstd,
-             .like = shaped(DType::f32, {N}),
-             .present = head && c.post_norm},
-            {.name = "",
-             .member = &A::transform_mean,
-             .like = shaped(DType::f32, {N}),
-             .present = head && c.post_norm},
-            {.name = "", .member = &A::losses, .like = shaped(DType::f32, {N}), .present = head},
-            {"", &A::dresidual, rows, Lifetime::layer},
-            {"", &A::dnorm, rows, Lifetime::layer},
-            {"", &A::dqkv, shaped(t, {N, c.qkv_size()}), Lifetime::layer},
-            {"", &A::dattention, shaped(t, {N, c.q_size()}), Lifetime::layer},
-            {"", &A::dgate_up, shaped(t, {N, c.up_size()}), Lifetime::layer},
-            {"", &A::dswiglu, shaped(t, {N, c.F}), Lifetime::layer}};
+            {"final_norm", &A::final_norm, rows, head},
+            {"", &A::final_rstd, shaped(DType::f32, {n}), head},
+            {"", &A::final_mean, shaped(DType::f32, {n}), head && means},
+            {"transform", &A::transform, rows, transform},
+            {"transform_gelu", &A::transform_gelu, rows, transform},
+            {"transform_norm", &A::transform_norm, rows, transform},
+            {"", &A::transform_rstd, one_per_row, transform},
+            {"", &A::transform_mean, one_per_row, transform},
+            {"", &A::losses, one_per_row, head},
+            {"", &A::dresidual, rows, true, Lifetime::layer},
+            {"", &A::dnorm, rows, true, Lifetime::layer},
+            {"", &A::dqkv, shaped(t, {N, c.qkv_size()}), true, Lifetime::layer},
+            {"", &A::dattention, shaped(t, {N, c.q_size()}), true, Lifetime::layer},
+            {"", &A::dgate_up, shaped(t, {N, c.up_size()}), true, Lifetime::layer},
+            {"", &A::dswiglu, shaped(t, {N, c.F}), true, Lifetime::layer}};
 }
 
 // Plans memory for micro-batches in flight, which share logits, gradients and recomputed activations; layers share the last two.

@@ -353,7 +353,7 @@ void normalize_and_rotate_backward(Model& m, int64_t layer, bool accumulate) {
                             .cis = joint ? Tensor{} : cis,
                             .accumulate = accumulate});
         }
-    if (m.fp8 && m.hook) m.hook("dact." + std::to_string(layer) + ".qkv", dqkv);  // as it is quantised
+    if (m.fp8 && m.hook) m.hook("dact." + std::to_string(layer) + ".qkv", dqkv);  // as it is quantized
 }
 
 // The codes of the gradient of a linear's output, from its values or by the backward of RoPE or of the activation.

@@ -471,7 +471,7 @@ Tensor weight_codes(Model& m, const Quantizable& weight, bool transposed) {
     const Fp8State& f = *m.fp8;
     Quantizable to = weight;
     if (weight.rows.data) {
-        // The first product of a pass quantises the weight for all of them.
+        // The first product of a pass quantizes the weight for all of them.
         const bool is_head = weight.slot >= first_of_head(m.config.L);
         if (is_head ? std::exchange(m.fp8->makes_head, false) : !transposed && f.makes_weights)
             quantize(m, weight, false);

@@ -1,7 +1,7 @@
-// Tensors of linears as codes of fp8 (core/fp8.h, docs/fp8.md): their scales, their quantisation, and its counters.
+// Tensors of linears as codes of fp8 (core/fp8.h, docs/fp8.md): their scales, their quantization, and its counters.
 //
 // An input x, a weight and the gradient of an output have one scale each, a slot of Fp8State, or one scale per row. Each
-// is quantised once, for all of its products: products that sum along the rows read the rows, and the others read the
+// is quantized once, for all of its products: products that sum along the rows read the rows, and the others read the
 // transposed rows. With delayed scaling, the operation that computes a tensor writes its codes itself if it can.
 #pragma once
 #include <optional>
@@ -21,7 +21,7 @@ struct Model;
 // row from the row's largest value, and one per column for the transposed codes.
 enum class Fp8Scaling : uint8_t { current, delayed, row };
 
-// The codes of weights: quantised for each product, or kept, in both orientations.
+// The codes of weights: quantized for each product, or kept, in both orientations.
 enum class Fp8Weights : uint8_t { recomputed, stored };
 
 struct Fp8Options {
@@ -53,7 +53,7 @@ struct Fp8Scales {
     std::vector<BothOrientations> inverses;
 };
 
-// The scales of all slots, and the memory of quantisation.
+// The scales of all slots, and the memory of quantization.
 struct Fp8State : Fp8Scales {
     Fp8Options options;
     Fp8Blocks blocks;
@@ -72,9 +72,9 @@ struct Fp8State : Fp8Scales {
     Tensor head_inputs;
     std::vector<bool> measured;  // delayed: of each slot in fp8, whether an optimizer step has set its scale
     float loss_scale = 1;        // of the step, as `unit` has it
-    bool measures = false;       // whether quantisation takes part in the next update and in the count
-    bool makes_weights = false;  // stored: whether a forward pass quantises them
-    bool makes_head = false;     // whether the next chunk of the head quantises its weight
+    bool measures = false;       // whether quantization takes part in the next update and in the count
+    bool makes_weights = false;  // stored: whether a forward pass quantizes them
+    bool makes_head = false;     // whether the next chunk of the head quantizes its weight
     // by_optimizer: AdamW writes the codes of weights (stored, delayed, and all weights whole and updated by this rank). current:
     // these codes are of the current weights.
     bool by_optimizer = false, current = false;
@@ -93,10 +93,10 @@ void plan_fp8(Fp8State& state, const Fp8Options& options, const Config& config, 
 void plan_fp8_head(Fp8State& state, const Config& config, int64_t chunk, Arena& arena);
 // Sets all scales to 1, the limits, and no measurement.
 void reset_fp8(Fp8State& state, const Config& config);
-// Begins a pass. measures: whether quantisation updates amax and the counters (training). first: the first pass since the weights
+// Begins a pass. measures: whether quantization updates amax and the counters (training). first: the first pass since the weights
 // changed.
 void begin_fp8_pass(Model& model, bool measures, bool first);
-// During recomputation: quantisation measures nothing, and the codes of weights are valid.
+// During recomputation: quantization measures nothing, and the codes of weights are valid.
 void pause_fp8(Model& model, bool on);
 // Clears the counts of saturated values, or copies them to host memory [slots], in the model's stream.
 void clear_saturated(Model& model);
@@ -136,25 +136,25 @@ struct Quantizable {
 // x [N,in]. transposed: memory for the transposed codes, which the weight's gradient reads, or none.
 Quantizable linear_input(const Model& model, const Linear& linear, const Tensor& x, const Tensor& transposed);
 Quantizable linear_weight(const Model& model, const Linear& linear);
-// dout [N,out]. Its codes are valid until the next gradient is quantised.
+// dout [N,out]. Its codes are valid until the next gradient is quantized.
 Quantizable output_gradient(const Model& model, const Linear& linear, const Tensor& dout);
 // Memory for the transposed codes of `rows` rows of the head's input; no data if its products are not in fp8.
 Tensor head_input_codes(const Model& model, int64_t rows);
 
-// Outputs of quantisation, none without data, and the scale.
+// Outputs of quantization, none without data, and the scale.
 struct Fp8Codes {
     Tensor out, transposed, amax, saturated, scale;
 };
 // Where AdamW writes the codes of a parameter: rows, and columns of the transposed codes of its matrix. None if AdamW does not
-// quantise it.
+// quantize it.
 std::optional<Fp8Codes> updated_codes(const Model& model, const Parameter& parameter);
 // Whether the scales of a block are known before its tensors, so that operations that compute these can write codes alone.
 bool computes_codes(const Model& model, int64_t block);
-// Outputs of such an operation. again: the tensor was quantised before in this pass.
+// Outputs of such an operation. again: the tensor was quantized before in this pass.
 Fp8Codes codes_of(const Model& model, const Quantizable& x, bool again);
 // Writes the codes of x from its values. Nothing where its products are in the storage type.
 void quantize(Model& model, const Quantizable& x, bool again);
-// The codes of a weight, quantised where they are not kept: [out,in] for the forward product; transposed, for the backward.
+// The codes of a weight, quantized where they are not kept: [out,in] for the forward product; transposed, for the backward.
 Tensor weight_codes(Model& model, const Quantizable& weight, bool transposed);
 // 1 / scale of codes, as products take it.
 Tensor inverse_of(const Model& model, const Quantizable& x, const Tensor& codes, bool transposed);

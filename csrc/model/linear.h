@@ -4,7 +4,7 @@
 
 namespace llamac {
 
-// out = x · weightᵀ (+ residual) (+ bias). x [N,in], quantised where its products are in fp8, as dout below; weight [out,in]; out
+// out = x · weightᵀ (+ residual) (+ bias). x [N,in], quantized where its products are in fp8, as dout below; weight [out,in]; out
 // and residual [N,out]; bias [out].
 void linear_forward(Model& model, const Tensor& out, const Quantizable& x, const Quantizable& weight,
                     const Tensor& residual = {}, const Tensor& bias = {});

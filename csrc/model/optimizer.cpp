@@ -129,7 +129,7 @@ void update_and_quantize(Model& m, const Parameter& parameter, const Fp8Codes& c
                                .stream = parameter.rng_stream});
 }
 
-// The end of the parameters from `begin` on that one call of AdamW updates: neighbours in a segment, of a group, on a rank that has
+// The end of the parameters from `begin` on that one call of AdamW updates: neighbors in a segment, of a group, on a rank that has
 // all their states, where no random number is a parameter's own. Gaps between them are 0, and stay 0.
 size_t end_of_run(const Model& m, size_t begin) {
     const std::vector<Parameter>& table = m.parameters.table;

@@ -288,7 +288,7 @@ struct Parameters : ModelParameters {
     Tensor frozen;  // weights of parameters that do not train, on every rank
     // The same of coded ones: e4m3, and f32 of each row. decoded: an encoded one in the weights' type, of the last decode().
     Tensor codes, code_scales, decoded;
-    Tensor column_scales;  // that quantisation also computes
+    Tensor column_scales;  // that quantization also computes
     Tensor frozen_vector;  // of the largest frozen vector: norms write gradients that nothing reads
     GatherBuffers weight_buffers, gradient_buffers;
     // A segment's gradients in the type in which they are summed over the ranks; no data where that is their own.
@@ -343,12 +343,11 @@ struct Parameters : ModelParameters {
 
 // The buffers of an optimizer's state: the first part of their tensors' names in files, and their group in the memory report.
 struct StateRow {
-    Update update;
     const char *prefix, *group;
     Tensor Parameters::* buffer;
 };
-inline constexpr StateRow optimizer_states[] = {{Update::adamw, "m.", "first moments", &Parameters::m},
-                                                {Update::adamw, "v.", "second moments", &Parameters::v}};
+inline constexpr StateRow optimizer_states[] = {{"m.", "first moments", &Parameters::m},
+                                                {"v.", "second moments", &Parameters::v}};
 
 // Elements of all separate tensors.
 int64_t count_parameters(const Config& config);

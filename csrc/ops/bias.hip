@@ -94,7 +94,7 @@ constexpr int block_threads = 512;  // at most
 template <bool whole>
 constexpr int rows_per_thread = whole || vectors_anywhere ? 4 : 1;
 
-// A thread's rows are neighbours; `across` threads hold a row.
+// A thread's rows are neighbors; `across` threads hold a row.
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads)
     bias_forward_vectorized_kernel(Dependent<T*> out_, Dependent<const T*> x_, Dependent<const T*> bias_,

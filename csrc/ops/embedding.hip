@@ -162,7 +162,7 @@ void embedding_backward_naive(View<G, 2> dweight, View<const T, 2> dout, View<co
 
 // ---- vectorized and sorted: 128-bit accesses
 
-// The threads of a block have a vector of each row. Its part of a row is a slab; the slabs of some rows are neighbours in
+// The threads of a block have a vector of each row. Its part of a row is a slab; the slabs of some rows are neighbors in
 // the grid.
 constexpr int forward_rows = 4, table_rows = 8;
 // Rows of dout that backward has under way at a time.

@@ -14,7 +14,7 @@
 //   changes, and no other term does.
 // - every other change with probability 1 - 2^-64, as far as mix is like a random permutation: whatever the change of the other
 //   terms is, only one of 2^64 - 1 changes of the last word's term would restore the sum. This is an assumption;
-//   tests/train/check_verify.cpp flips pairs of bits. The position is in the term, so swapped words are such a change.
+//   test_operations.py flips pairs of bits. The position is in the term, so swapped words are such a change.
 // - not the number of zeros at the end. Tensors of the same shape are compared.
 //
 // A word costs two products of 64 bits and some ten other instructions, half of the instructions that a GPU executes while 8

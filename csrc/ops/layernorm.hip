@@ -111,7 +111,7 @@ template <class T>
 }
 
 template <class T>
-void move_and_normalise_row(T* out, float& mean, float& rstd, const T* x, const T* weight, const T* bias,
+void move_and_normalize_row(T* out, float& mean, float& rstd, const T* x, const T* weight, const T* bias,
                             int64_t C, double eps) {
     const double size = static_cast<double>(C);
     const float m = static_cast<float>(block_sum(C, [x](int64_t c) { return float(x[c]); }) / size);
@@ -127,7 +127,7 @@ void layernorm_forward_cpu(View<T, 2> out, View<float, 1> mean, View<float, 1> r
     const int64_t N = x.shape[0], C = x.shape[1];
 #pragma omp parallel for if (N > 1)
     for (int64_t n = 0; n < N; n++)
-        move_and_normalise_row(&out(n, 0), mean(n), rstd(n), &x(n, 0), weight.data, bias.data, C, eps);
+        move_and_normalize_row(&out(n, 0), mean(n), rstd(n), &x(n, 0), weight.data, bias.data, C, eps);
 }
 
 template <class T>
@@ -141,7 +141,7 @@ void residual_layernorm_forward_cpu(View<T, 2> sum, View<T, 2> out, View<float, 
         T* s = &sum(n, 0);
 #pragma omp simd
         for (int64_t c = 0; c < C; c++) store(s + c, float(a[c]) + float(b[c]));
-        move_and_normalise_row<T>(&out(n, 0), mean(n), rstd(n), s, weight.data, bias.data, C, eps);
+        move_and_normalize_row<T>(&out(n, 0), mean(n), rstd(n), s, weight.data, bias.data, C, eps);
     }
 }
 
@@ -201,7 +201,7 @@ __device__ inline float product(float dout, float weight) {
 // ---- naive
 
 template <class T>
-__device__ void move_and_normalise_row_naive(T* out, float* mean, float* rstd, const T* x, const T* weight,
+__device__ void move_and_normalize_row_naive(T* out, float* mean, float* rstd, const T* x, const T* weight,
                                              const T* bias, int64_t C, float eps) {
     double sum = 0, squares = 0;
     for (int64_t c = 0; c < C; c++) sum += double(float(x[c]));
@@ -217,7 +217,7 @@ template <class T>
 __global__ void layernorm_forward_naive_kernel(T* out, float* mean, float* rstd, const T* x, const T* weight,
                                                const T* bias, int64_t N, int64_t C, float eps) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    if (n < N) move_and_normalise_row_naive(out + n * C, mean + n, rstd + n, x + n * C, weight, bias, C, eps);
+    if (n < N) move_and_normalize_row_naive(out + n * C, mean + n, rstd + n, x + n * C, weight, bias, C, eps);
 }
 
 template <class T>
@@ -237,7 +237,7 @@ __global__ void residual_layernorm_forward_naive_kernel(T* sum, T* out, float* m
     if (n >= N) return;
     for (int64_t c = n * C; c < (n + 1) * C; c++) sum[c] = T(float(x[c]) + float(residual[c]));
     const T* row = sum + n * C;
-    move_and_normalise_row_naive(out + n * C, mean + n, rstd + n, row, weight, bias, C, eps);
+    move_and_normalize_row_naive(out + n * C, mean + n, rstd + n, row, weight, bias, C, eps);
 }
 
 template <class T>

@@ -10,12 +10,12 @@
 //   dx[c]      = rstd * (g[c] * weight[c] - xhat[c] * mean_c(g[c] * weight[c] * xhat[c]))
 //   dweight[c] = sum over all heads of g[c] * xhat[c]
 //
-// The normalised values are not rounded before the rotation. out may be x's memory, dx that of dout.
+// The normalized values are not rounded before the rotation. out may be x's memory, dx that of dout.
 //
 // reference:  plain loops. Sums over a head and over all heads are double.
 // cpu:        positions over threads, vector lanes over channels; dweight by blocks of heads, then over the blocks.
 // naive:      one thread per head, one thread per channel for dweight.
-// vectorized: 128-bit accesses; neighbouring lanes have a head from end to end and add their squares by shuffle. A thread has both
+// vectorized: 128-bit accesses; neighboring lanes have a head from end to end and add their squares by shuffle. A thread has both
 //             channels of its pairs, the same ones in several heads of one position, with all loads in flight before the first is
 //             used: every byte moves once. Backward: a block takes every k-th group of heads and keeps its share of dweight in
 //             registers: one partial row of dweight per block, added by a second kernel in their order.
@@ -275,7 +275,7 @@ constexpr int backward_threads = max_threads_per_block * registers_in_full_block
 // Heads of a thread at a time; more would need registers of other blocks, or spill on gfx942.
 constexpr int forward_heads = 2, backward_heads = registers_in_full_block > 64 ? 1 : 2;
 
-// A head in `lanes` neighbouring lanes, a power of two that divides the warp: a thread has one vector of the first half of the
+// A head in `lanes` neighboring lanes, a power of two that divides the warp: a thread has one vector of the first half of the
 // channels and one of the second.
 struct HeadPart {
     unsigned lane, half, first, second;  // channels of a half; the first channels of the two vectors
@@ -285,7 +285,7 @@ struct HeadPart {
 };
 
 // A group of heads of one position, which moves on by the grid's groups, without divisions. A group's heads lie `groups` apart:
-// neighbours in a warp have neighbouring heads.
+// neighbors in a warp have neighboring heads.
 struct Place {
     unsigned group, position, t, b;
 
@@ -698,7 +698,7 @@ Operation qk_norm_rope_forward(
     " dout: grad out, x, weight, rstd, cis)",
     "RMSNorm of every head, then RoPE where cis is given",
     {{"cpu", "positions over threads", instantiations<LLAMAC_FLOATS(qk_norm_rope_forward_cpu)>()},
-     {"vectorized", "neighbouring lanes have whole heads, 128-bit accesses",
+     {"vectorized", "neighboring lanes have whole heads, 128-bit accesses",
       instantiations<LLAMAC_KERNELS(qk_norm_rope_forward_vectorized)>(), heads_fit,
       blocks_of(128, forward_threads)},
      {"on_chip", "one block per head, which stays in registers, 128-bit accesses",
@@ -720,7 +720,7 @@ Operation qk_norm_rope_backward(
       instantiations<LLAMAC_FLOATS(qk_norm_rope_backward_cpu, float),
                      qk_norm_rope_backward_cpu<bf16, bf16>>()},
      {"vectorized",
-      "neighbouring lanes have whole heads, 128-bit accesses, dweight as one partial row per block",
+      "neighboring lanes have whole heads, 128-bit accesses, dweight as one partial row per block",
       instantiations<LLAMAC_KERNELS(qk_norm_rope_backward_vectorized, float),
                      qk_norm_rope_backward_vectorized<bf16, bf16>>(),
       heads_fit, blocks_of(512, 256, 128), backward_workspace},

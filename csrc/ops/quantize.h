@@ -1,4 +1,4 @@
-// Quantisation to fp8 as the last part of other operations: of values that a kernel reads (quantize.hip) or makes
+// Quantization to fp8 as the last part of other operations: of values that a kernel reads (quantize.hip) or makes
 // (swiglu_quantize.hip and others). quantize.hip has the mathematics and the idea of each variant. Values that a kernel makes are
 // rounded to their storage type first, so that codes, maximum and count are those of `quantize` of the stored tensor.
 #pragma once
@@ -122,7 +122,7 @@ __global__ void quantize_naive_kernel(QuantizedData<Q> to, const T* x, const flo
 
 // ---- vectorized: a block has a tile of 128 x 128
 
-// A thread has 8 columns of 4 neighbouring rows, `quantize_passes` times: a word of the transposed tile is 4 rows of a
+// A thread has 8 columns of 4 neighboring rows, `quantize_passes` times: a word of the transposed tile is 4 rows of a
 // column.
 constexpr int quantize_side = 128, quantize_threads = 256, quantize_columns = 8, quantize_rows_at_once = 4;
 constexpr int quantize_across = quantize_side / quantize_columns;
@@ -138,13 +138,13 @@ union QuantizeShared {
     uint32_t turned[quantize_side * quantize_words];  // a row per column of the tile
     float warps[max_warps];
 };
-// Where word w of column c lies. Threads that write at once have 16 values of c / 8 and two neighbouring values of w;
+// Where word w of column c lies. Threads that write at once have 16 values of c / 8 and two neighboring values of w;
 // threads that read at once have all words of a column, four by four.
 __device__ inline int word_place(int c, int w) {
     return c * quantize_words + (w ^ (c / quantize_columns * 2 % quantize_words));
 }
 
-// Eight neighbouring values as they lie in memory.
+// Eight neighboring values as they lie in memory.
 template <class T>
 struct Eight {
     uint4 bits[quantize_columns / vector_size<T>];

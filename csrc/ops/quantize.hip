@@ -1,4 +1,4 @@
-// Quantisation for matrix products in fp8 (core/fp8.h), with one scale per tensor.
+// Quantization for matrix products in fp8 (core/fp8.h), with one scale per tensor.
 //
 //   quantize:       out[n,c] = transposed[c,n] = round(x[n,c] * scale), saturating
 //                   amax = max(amax, max |x|);  saturated += the number of elements beyond the largest value
@@ -9,7 +9,7 @@
 //                   values, 1 if null. Products read inverse, whose addresses the vendors' libraries want at multiples of
 //                   16 bytes.
 //
-// A product sums along neighbours in memory of both operands. So the gradient of a weight needs both of its operands
+// A product sums along neighbors in memory of both operands. So the gradient of a weight needs both of its operands
 // transposed, and the gradient of an input needs the weight transposed.
 //
 // With delayed scaling, scale comes from the maxima of the optimizer step before, and one pass does it all. With current

@@ -1,4 +1,4 @@
-// Quantisation for matrix products in fp8 (core/fp8.h), with scales of their own for rows and for columns.
+// Quantization for matrix products in fp8 (core/fp8.h), with scales of their own for rows and for columns.
 //
 //   row[n]    = the largest power of two with max_c |x[n,c]| * row[n] <= limit,     inverse[n] = 1 / row[n]
 //   column[c] = the largest power of two with max_n |x[n,c]| * column[c] <= limit,  inverse_transposed[c] = 1 / column[c]

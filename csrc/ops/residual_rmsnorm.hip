@@ -34,7 +34,7 @@ void residual_rmsnorm_forward_cpu(View<T, 2> sum, View<T, 2> out, View<float, 1>
         T* s = &sum(n, 0);
 #pragma omp simd
         for (int64_t c = 0; c < C; c++) store(s + c, float(a[c]) + float(b[c]));
-        rstd(n) = normalise_row(&out(n, 0), s, weight.data, C, eps);
+        rstd(n) = normalize_row(&out(n, 0), s, weight.data, C, eps);
     }
 }
 
@@ -47,7 +47,7 @@ __global__ void residual_rmsnorm_forward_naive_kernel(T* sum, T* out, float* rst
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (n >= N) return;
     for (int64_t c = n * C; c < (n + 1) * C; c++) sum[c] = T(float(x[c]) + float(residual[c]));
-    rstd[n] = normalise_row_naive(out + n * C, sum + n * C, weight, C, eps);
+    rstd[n] = normalize_row_naive(out + n * C, sum + n * C, weight, C, eps);
 }
 
 template <class T>

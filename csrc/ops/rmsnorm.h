@@ -26,7 +26,7 @@ void rmsnorm_forward_reference(View<T, 2> out, View<arithmetic<T>, 1> rstd, View
 }
 
 template <class T>
-float normalise_row(T* out, const T* x, const T* weight, int64_t C, double eps) {
+float normalize_row(T* out, const T* x, const T* weight, int64_t C, double eps) {
     const double sum = block_sum(C, [x](int64_t c) { return float(x[c]) * float(x[c]); });
     const float r = static_cast<float>(1 / std::sqrt(sum / static_cast<double>(C) + eps));
 #pragma omp simd
@@ -35,7 +35,7 @@ float normalise_row(T* out, const T* x, const T* weight, int64_t C, double eps) 
 }
 
 template <class T>
-__device__ float normalise_row_naive(T* out, const T* x, const T* weight, int64_t C, float eps) {
+__device__ float normalize_row_naive(T* out, const T* x, const T* weight, int64_t C, float eps) {
     double sum = 0;
     for (int64_t c = 0; c < C; c++) sum += double(float(x[c])) * double(float(x[c]));
     const float r = static_cast<float>(1 / sqrt(sum / static_cast<double>(C) + double(eps)));

@@ -64,7 +64,7 @@ void rmsnorm_forward_cpu(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x
                          double eps) {
     const int64_t N = x.shape[0], C = x.shape[1];
 #pragma omp parallel for if (N > 1)
-    for (int64_t n = 0; n < N; n++) rstd(n) = normalise_row(&out(n, 0), &x(n, 0), weight.data, C, eps);
+    for (int64_t n = 0; n < N; n++) rstd(n) = normalize_row(&out(n, 0), &x(n, 0), weight.data, C, eps);
 }
 
 // One row of the backward pass; dw[C] gathers its share of dweight. out and past, dresidual's row, may be null.
@@ -102,7 +102,7 @@ template <class T>
 __global__ void rmsnorm_forward_naive_kernel(T* out, float* rstd, const T* x, const T* weight, int64_t N,
                                              int64_t C, float eps) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    if (n < N) rstd[n] = normalise_row_naive(out + n * C, x + n * C, weight, C, eps);
+    if (n < N) rstd[n] = normalize_row_naive(out + n * C, x + n * C, weight, C, eps);
 }
 
 template <class T>

@@ -10,7 +10,7 @@
 // naive:      one thread per pair.
 // vectorized: 128-bit accesses: a thread has the same channels in four heads of one position, with all loads in flight before
 //             the first is used, the cosines and sines once for the four.
-// shuffle:    as vectorized, but neighbouring lanes read a head from end to end, whole cache lines also if half a head is
+// shuffle:    as vectorized, but neighboring lanes read a head from end to end, whole cache lines also if half a head is
 //             shorter than one; the halves of a pair meet by shuffle.
 //
 // Measured: docs/benchmarks/nvidia-h200.md.
@@ -99,7 +99,7 @@ __device__ inline void rotate(float (&x)[size], float (&y)[size], const float (&
 }
 
 // threadIdx.x and blockIdx.y: which channels; threadIdx.y and blockIdx.x: which position of all B * time and
-// which of its groups of heads. A group's heads lie `groups` apart: neighbours in a warp read neighbouring
+// which of its groups of heads. A group's heads lie `groups` apart: neighbors in a warp read neighboring
 // heads. A thread has two vectors of a head. Half split, they are from the two halves and make pairs.
 // Interleaved, each holds pairs of its own; there the second half begins where the last vector of the first
 // ends.
@@ -176,7 +176,7 @@ void rope_vectorized(View<T, 4> out, View<const T, 4> x, View<const float, 3> ci
 
 // ---- shuffle: whole heads side by side in a warp
 
-// As vectorized, but neighbouring lanes read one head from end to end, so that every access is of whole cache
+// As vectorized, but neighboring lanes read one head from end to end, so that every access is of whole cache
 // lines also where half a head is shorter than one. Half split, the two lanes that hold a pair's channels
 // exchange them by shuffle. lanes = HD / size, a power of two that divides the warp.
 template <class T, bool interleaved>
@@ -261,7 +261,7 @@ Operation rope_forward(
     " derivative rope_backward(dx: grad x; dout: grad out, cis; interleaved)",
     "turns every pair of a head's channels by its position's angle",
     {{"cpu", "positions over threads", instantiations<LLAMAC_FLOATS(rope_cpu, 1)>()},
-     {"shuffle", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses",
+     {"shuffle", "neighboring lanes read whole heads, halves meet by shuffle, 128-bit accesses",
       instantiations<LLAMAC_KERNELS(rope_shuffle, 1)>(), heads_fit, block_sizes},
      {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses",
       instantiations<LLAMAC_KERNELS(rope_vectorized, 1)>(), few_heads, block_sizes},
@@ -276,7 +276,7 @@ Operation rope_backward(
     " interleaved: bool) empty(B, T)",
     "turns the gradient of rope_forward back",
     {{"cpu", "positions over threads", instantiations<LLAMAC_FLOATS(rope_cpu, -1)>()},
-     {"shuffle", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses",
+     {"shuffle", "neighboring lanes read whole heads, halves meet by shuffle, 128-bit accesses",
       instantiations<LLAMAC_KERNELS(rope_shuffle, -1)>(), heads_fit, block_sizes},
      {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses",
       instantiations<LLAMAC_KERNELS(rope_vectorized, -1)>(), few_heads, block_sizes},

@@ -3,12 +3,12 @@
 //   out[k,c] (+)= scale * row_scale[k] * x[k,c], in fp32, rounded to nearest (even) where T is narrower
 //
 // Without row_scale, its values are 1. The rows of out and x may be parts of longer ones. Adapters (model/lora.h) are copied into
-// block-diagonal matrices so; frozen weights in fp8 are dequantised, with row_scale the inverse of quantize_rows.
+// block-diagonal matrices so; frozen weights in fp8 are dequantized, with row_scale the inverse of quantize_rows.
 //
 // reference:  plain loops.
 // cpu:        rows over threads, vector lanes over columns.
 // naive:      one thread per element.
-// vectorized: 128-bit stores of neighbouring threads side by side; a thread has four of them in flight.
+// vectorized: 128-bit stores of neighboring threads side by side; a thread has four of them in flight.
 #include "core/device.h"
 #include "core/operation.h"
 #include "core/simd.h"

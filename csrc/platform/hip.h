@@ -94,7 +94,7 @@ __device__ void wait_for_copies() {}
 #endif
 
 #if defined(__HIPCC__) || defined(__CUDACC__)  // the emulation has its own
-// The block's fast memory (LDS, shared memory) as one object S of the kernel's own; not initialised.
+// The block's fast memory (LDS, shared memory) as one object S of the kernel's own; not initialized.
 template <class S>
 __device__ S& shared_memory() {
     __shared__ S storage;

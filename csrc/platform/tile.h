@@ -58,7 +58,7 @@ struct SharedTile {
 
     static constexpr int64_t bytes(int rows) { return int64_t{rows} * columns * 2; }
     // Rows that lie in the same banks differ in what their chunks are xor-ed with. Rows four apart differ by 2:
-    // MI300X reads 16 bytes a lane for lanes 0 to 3 and 20 to 23 at once, which have neighbouring chunks of eight
+    // MI300X reads 16 bytes a lane for lanes 0 to 3 and 20 to 23 at once, which have neighboring chunks of eight
     // rows in load_rows, chunks 0 to 3 and 4 to 7 of rows four apart in load_columns.
     static constexpr __device__ int swizzle(int row) {
         return chunks == 4 ? row / 2 % 4 : row % 2 + row / 2 % 2 * 4 + row / 4 % 2 * 2;

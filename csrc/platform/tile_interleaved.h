@@ -1,5 +1,5 @@
 // For platforms without an instruction that transposes while it reads LDS: a lane of load_columns reads `width`
-// neighbouring columns and distributes them, one to each of `width` tiles. The columns of a tile are then `width`
+// neighboring columns and distributes them, one to each of `width` tiles. The columns of a tile are then `width`
 // apart, and `width` of them are stored next to each other. For tiles of which a lane holds one row.
 #pragma once
 

@@ -1,4 +1,4 @@
-// tile.h for MFMA. Products are computed transposed, c' = b a': a lane then holds one row of c, four neighbouring
+// tile.h for MFMA. Products are computed transposed, c' = b a': a lane then holds one row of c, four neighboring
 // columns at a time, which is the layout of an operand's row.
 #pragma once
 #include "platform/tile_interleaved.h"
@@ -78,7 +78,7 @@ struct Tile : InterleavedColumns<Tile, 8> {
             make_uint2(x.words[0], x.words[1]);
     }
     // Operands `first` to `first + width - 1` of the `count` that hold all columns from `column` on; k is the
-    // first of 16 rows. A lane takes `width` neighbouring columns of four rows and gives one to each.
+    // first of 16 rows. A lane takes `width` neighboring columns of four rows and gives one to each.
     template <Order order, int count, int columns>
     static __device__ void load_columns(Operand (&out)[width<count>], SharedTile<columns> from, int k,
                                         int first, int column = 0) {

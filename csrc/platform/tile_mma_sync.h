@@ -12,7 +12,7 @@ struct Tile {
     struct Operand {
         uint32_t words[4];
     };
-    // The other way round: words 0 and 1, 2 and 3. An instruction wants its b in neighbouring registers.
+    // The other way round: words 0 and 1, 2 and 3. An instruction wants its b in neighboring registers.
     struct RightOperand {
         uint32_t words[4];
     };

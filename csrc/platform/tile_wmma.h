@@ -55,7 +55,7 @@ struct Tile : InterleavedColumns<Tile, 4> {
                 words[0] = bits.x, words[1] = bits.y, words[2] = bits.z, words[3] = bits.w;
             }
     }
-    // As for MFMA; a lane takes `width` neighbouring columns of 16 rows and gives one to each operand.
+    // As for MFMA; a lane takes `width` neighboring columns of 16 rows and gives one to each operand.
     template <Order, int count, int columns>
     static __device__ void load_columns(Operand (&out)[width<count>], SharedTile<columns> from, int k,
                                         int first, int column = 0) {

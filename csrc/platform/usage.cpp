@@ -29,7 +29,7 @@ DeviceUse device_use() {
     return {0, not_known, {}};
 }
 #else
-// The device's utilisation is not known where the vendor's library is missing or does not answer.
+// The device's utilization is not known where the vendor's library is missing or does not answer.
 
 // "0000:c1:00.0": common to the runtime and the vendor's library, whose device numbers differ.
 struct PciAddress {

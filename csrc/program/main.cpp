@@ -470,13 +470,14 @@ int run_training(const std::string& program, const Options& options, const Ranks
     ranks.together("output folder", [&] {
         if (!ranks.is_first()) out.join(logged);
     });
-    const RunShape shape{options.steps,
-                         static_cast<double>(t.tokens_per_step()),
-                         t.flops_per_token(),
-                         peak_flops(t.model.options.precision.weights) * static_cast<double>(ranks.count),
-                         t.model.context.backend == Backend::device,
-                         options.log_every.value_or(std::max<int64_t>(1, (options.steps + 99) / 100)),
-                         t.data.train ? t.data.train->sequences * options.seq_len : 0};
+    const RunShape shape{
+        options.steps,
+        static_cast<double>(t.tokens_per_step()),
+        t.flops_per_token(),
+        peak_flops(t.model.options.precision.weights) * static_cast<double>(ranks.count),
+        t.model.context.backend == Backend::device,
+        options.log_every.value_or(std::max<int64_t>(1, options.steps / 100 + (options.steps % 100 > 0))),
+        t.data.train ? t.data.train->sequences * options.seq_len : 0};
     std::optional<Log> opened;
     ranks.together("log",
                    [&] { opened.emplace(ranks.is_first() ? options.out : "", shape, console_of(ranks)); });

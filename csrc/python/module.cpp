@@ -63,8 +63,7 @@ py::dict describe_variant(const Variant& v) {
     for (const int choice : v.threads) threads.append(choice);
     return py::dict("name"_a = v.name, "idea"_a = v.idea,
                     "where"_a = v.backend() == Backend::host ? "host" : "device", "types"_a = types,
-                    "limits"_a = v.supports.words, "threads"_a = threads, "deterministic"_a = v.deterministic,
-                    "chip"_a = v.chip);
+                    "limits"_a = v.supports.words, "threads"_a = threads, "chip"_a = v.chip);
 }
 
 py::dict describe_operation(const Operation& op) {

@@ -78,7 +78,7 @@ void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets, in
     };
     constexpr auto op = "linear_cross_entropy: ";
     TORCH_CHECK_VALUE(chunk_bytes > 0, op, "chunk_bytes is ", chunk_bytes, ", expected at least 1");
-    // Else one on meta, beside others, would make the fake a result of uninitialised memory.
+    // Else one on meta, beside others, would make the fake a result of uninitialized memory.
     const auto check_device = [&](const Tensor& t, const char* name) {
         TORCH_CHECK_VALUE(t.device() == hidden.device(), op, name, " is on ", t.device().str(), ", expected ",
                           hidden.device().str());

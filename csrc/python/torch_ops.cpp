@@ -224,7 +224,7 @@ void define(torch::Library& library, const Form& form) {
 }  // namespace llamac
 
 // Called once by llamac/base/extension.py. TORCH_LIBRARY would run while the library is loaded, maybe before the
-// operations have registered themselves: files are initialised in the order in which they were linked.
+// operations have registered themselves: files are initialized in the order in which they were linked.
 extern "C" __attribute__((visibility("default"))) void llamac_register_operations(const char* without_gpu) {
     llamac::raise_failed_checks();
     llamac::refuse_gpus(without_gpu);

@@ -168,7 +168,8 @@ void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
     names.reserve(static_cast<size_t>(argc));
     for (int i = 0; i < argc; i++) {
         const std::string text = argv[i];
-        const bool empty_value = i > 0 && text.size() > 3 && text.find('=') == text.size() - 1;
+        const bool empty_value =
+            i > 0 && text.size() > 3 && text.starts_with("--") && text.find('=') == text.size() - 1;
         if (empty_value) names.push_back(text.substr(0, text.size() - 1));
         arguments.push_back(empty_value ? names.back().c_str() : argv[i]);
         if (empty_value) arguments.push_back("");

@@ -53,7 +53,7 @@ struct Options {
     int64_t mask_token;
     int64_t seq_len, batch_size, total_batch_size, seed, data_skip;
 
-    // Optimisation
+    // Optimization
     int64_t steps;
     double lr, min_lr_frac;
     int64_t warmup_steps;

@@ -9,7 +9,7 @@
 #include "platform/error.h"
 
 // toml++ 3.3 meets some malformed text with a failed assertion ("[#"), which would end the program, or, with NDEBUG, with
-// undefined behaviour. Here an assertion always holds or throws.
+// undefined behavior. Here an assertion always holds or throws.
 namespace {
 struct FailedAssertion : std::exception {};
 constexpr void assert_holds(bool holds) {
@@ -21,7 +21,7 @@ constexpr void assert_holds(bool holds) {
 #define TOML_ENABLE_FORMATTERS 0
 #define TOML_MAX_NESTED_VALUES 16
 #define TOML_ASSERT(expression) assert_holds(static_cast<bool>(expression))
-// For characters such as U+FEBF, its test for white space reaches __builtin_unreachable(), which is undefined behaviour.
+// For characters such as U+FEBF, its test for white space reaches __builtin_unreachable(), which is undefined behavior.
 // They are no white space.
 #if __has_include(<toml++/impl/preprocessor.hpp>)
 #include <toml++/impl/preprocessor.hpp>

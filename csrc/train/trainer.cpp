@@ -93,7 +93,6 @@ int64_t predicted_rows(const Options& o) {
 
 // Refuses kernels that cannot be verified before it is known whether they take the model's shapes.
 ModelOptions verifiable_model_options(const Config& config, const Options& o, const Ranks& ranks) {
-    if (o.verify_every > 0) check_deterministic(KernelChoices(o.kernel));
     Options chosen = with_fp8_weights(config, o, ranks.count);
     // The rank with the least free memory decides for all.
     const bool stored = chosen.fp8_weights == Fp8Weights::stored;
@@ -334,24 +333,6 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     tokenizer_files = read_tokenizer_files(o.model, data.tokenizer ? parent_of(data.tokenizer->path) : "",
                                            data.train && data.train->is_packed);
 
-    for (auto& by_place : micro_batches_by_place)
-        for (const bool last : {false, true})
-            for (const bool first : {false, true})
-                by_place[last][first].work = [this, first, last] { forward_backward(model, first, last); };
-    for (int64_t slot = 0; !schedule.empty() && slot < model.options.micro_batches; slot++) {
-        passes.emplace_back();
-        for (int64_t chunk = 0; chunk < o.pp_chunks; chunk++) {
-            CapturedPasses& each = passes.back().emplace_back();
-            for (const bool first : {false, true}) {
-                each.forward[first].work = [=, this] { forward_layers(model, first, chunk); };
-                for (const bool last : {false, true})
-                    each.backward[last][first].work = [=, this] {
-                        backward_layers(model, first, last, chunk);
-                    };
-            }
-        }
-    }
-    optimizer.work = [this] { optimizer_step(model, adamw(), static_cast<uint64_t>(options.seed)); };
     agree_with_ranks();
 }
 
@@ -380,15 +361,15 @@ bool Trainer::is_verified(int64_t number) const {
     return verifier && number % options.verify_every == 0;
 }
 
-void Trainer::launch(CapturedGraph& r) {
+void Trainer::launch(CapturedGraph& r, const std::function<void()>& work) {
     const bool settled = is_settled(model);
     if (replays && r.settled && settled && !model.context.observer) {
         const Clock::time_point begin = Clock::now();
-        if (!r.graph) r.graph.emplace(model.stream.handle, r.work);
+        if (!r.graph) r.graph.emplace(model.stream.handle, work);
         start.graphs += seconds_since(begin);
         return r.graph->replay();
     }
-    r.work();
+    work();
     r.launched = true;
     r.settled = settled;
 }
@@ -410,16 +391,7 @@ void Trainer::agree_on_products() {
         model.gemms, [this](const std::string& own) { return ranks.gather("GEMM choice", own); });
     if (!why.empty() && ranks.is_first()) std::fprintf(stderr, "train_llama3: %s\n", why.c_str());
     CHECK(hipStreamSynchronize(model.stream.handle));
-    const auto capture_again = [](CapturedGraph& captured) {
-        captured.graph.reset();
-        captured.settled = false;
-    };
-    for (auto& chunks : passes)
-        for (CapturedPasses& each : chunks) {
-            for (CapturedGraph& forward : each.forward) capture_again(forward);
-            for (auto& by_first : each.backward)
-                for (CapturedGraph& backward : by_first) capture_again(backward);
-        }
+    passes.clear();
 }
 
 double Trainer::flops_per_token() const {
@@ -469,8 +441,9 @@ void Trainer::wait_for_device() {
 void Trainer::queue_micro_batch(int64_t micro, StepBuffers& b, std::optional<int> pass) {
     batches.use(step, micro);
     // With one rank, the last micro-batch is like the others.
-    const bool last = ranks.count == 1 || micro == accumulation - 1;
-    launch(micro_batches_by_place[model.activations.predicted.data != nullptr][last][micro == 0]);
+    const bool first = micro == 0, last = ranks.count == 1 || micro == accumulation - 1;
+    launch(passes[{last, first, model.activations.predicted.data != nullptr}],
+           [=, this] { forward_backward(model, first, last); });
     end_micro_batch(micro, b, pass);
 }
 
@@ -488,13 +461,13 @@ void Trainer::queue_stage(const PipelinePass& work, StepBuffers& b, std::optiona
     const bool first = micro == 0, last = micro == accumulation - 1;
     const Range range(work.backward ? "backward of micro-batch" : "forward of micro-batch", micro);
     use_micro_batch(model, slot);
-    CapturedPasses& captured = passes[slot][work.chunk];
+    CapturedGraph& captured = passes[{last && work.backward, first, slot, work.chunk, work.backward}];
     if (!work.backward) {
         if (work.chunk == 0 && pass != 1) batches.copy(step, micro);
         if (work.chunk == 0) batches.use(step, micro);
-        return launch(captured.forward[first]);
+        return launch(captured, [=, this] { forward_layers(model, first, work.chunk); });
     }
-    launch(captured.backward[last][first]);
+    launch(captured, [=, this] { backward_layers(model, first, last, work.chunk); });
     if (work.chunk != options.pp_chunks - 1) return;  // of which the last one may have the head
     if (micro_batches_queued >= 2) micro_ends[micro_batches_queued % 2].wait();
     end_micro_batch(micro, b, pass);
@@ -567,7 +540,7 @@ void Trainer::start_step(const Fill& fill, std::optional<int64_t> counted) {
     if (model.loss_scale.data)  // which the step may change
         copy_bytes_async(model.context, b.loss_scale.data, model.loss_scale.data, sizeof(float));
     if (verified) verifier->repeat_optimizer_step();
-    launch(optimizer);
+    launch(optimizer, [this] { optimizer_step(model, adamw(), static_cast<uint64_t>(options.seed)); });
     set_stale(model, true);
     copy_bytes_async(model.context, b.squares.data, model.squares.data, sizeof(double));
     if (model.loss_squares.data)

@@ -2,6 +2,7 @@
 #pragma once
 #include <deque>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -119,7 +120,6 @@ struct Trainer {
     };
     // Work that is the same in every step: launched the first time, then captured and replayed.
     struct CapturedGraph {
-        std::function<void()> work;
         bool launched = false;
         bool settled = false;  // the last launch was final: nothing it creates or chooses is new
         std::optional<Graph> graph;
@@ -133,7 +133,7 @@ struct Trainer {
     // by the same algorithm, as a resumed run does by the one in the checkpoint. Graphs that were captured are captured again.
     void agree_on_products();
     bool is_verified(int64_t number) const;  // number: from 1
-    void launch(CapturedGraph& work);
+    void launch(CapturedGraph& captured, const std::function<void()>& work);
     void fill_batches(const Fill& fill);
     void queue_micro_batches(StepBuffers& buffers, bool verified);
     // All micro-batches. pass: of a verified step, which computes them twice, as Verifier::end_micro_batch takes it; none: not
@@ -155,14 +155,11 @@ struct Trainer {
     std::vector<Saturated> saturated_tensors(const int32_t* counts) const;
 
     const bool replays;  // captured graphs
-    // [the head computes predicted rows alone][is the last][is the first]
-    CapturedGraph micro_batches_by_place[2][2][2], optimizer;
+    CapturedGraph optimizer;
+    // By what their launches depend on: whether the micro-batch is the last and the first one, and whether the head computes
+    // predicted rows alone; of a pipeline's pass the micro-batch in flight, its chunk, and whether it is the backward pass.
+    std::map<std::vector<int64_t>, CapturedGraph> passes;
     const std::vector<PipelineStep> schedule;  // of a stage, where there are several
-    // [micro-batch in flight][chunk], each by [is the last][is the first]
-    struct CapturedPasses {
-        CapturedGraph forward[2], backward[2][2];
-    };
-    std::deque<std::deque<CapturedPasses>> passes;
     std::deque<StepBuffers> buffers;
     Event micro_ends[2];
     int64_t micro_batches_queued = 0;  // the end of micro-batch i, over all steps, is micro_ends[i % 2]

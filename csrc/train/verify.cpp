@@ -35,15 +35,6 @@ std::string this_device() {
 
 }  // namespace
 
-void check_deterministic(const KernelChoices& kernels) {
-    for (const Operation* op : operations())
-        if (const auto* chosen = kernels.of(*op))
-            for (const Variant* v : *chosen)
-                if (!v->deterministic)
-                    fail("--verify-every: expected kernels with the same bits in every run, found --kernel ",
-                         op->name, "=", v->name, "; --list-kernels says which are deterministic");
-}
-
 Verifier::Verifier(Model& m, int64_t micro, const AdamW& a, uint64_t s)
     : model(m), micro_batches(micro), adamw(a), seed(s) {
     const Parameters& p = model.parameters;

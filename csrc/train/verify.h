@@ -19,9 +19,6 @@
 
 namespace llamac {
 
-// Throws Error for a kernel that --kernel chose and whose bits differ from run to run.
-void check_deterministic(const KernelChoices& kernels);
-
 struct Verifier {
     // Plans its memory in the model's arena, before that is allocated: 256 MiB and a few KB at most.
     Verifier(Model& model, int64_t micro_batches, const AdamW& adamw, uint64_t seed);

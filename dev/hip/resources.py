@@ -220,7 +220,7 @@ def parse_variants(listing: str) -> Variants:
     for line in listing.splitlines():
         if found := re.match(r"(\w+):", line):
             operation, variant = found[1], ""
-        elif found := re.match(r"[ *] (\S+) +\S.*?  (?:yes|no) +(.*)", line):
+        elif operation and (found := re.match(r"[ *] (\S+) +\S.*? {2,}(.*)", line)):
             variant = found[1]
             variants[operation, variant] = found[2]
         elif variant:  # the idea goes on

@@ -21,7 +21,7 @@ def kernels() -> list[dict[str, Any]]:
     `not_negative`: the scalars that may not be less than 0;
     `variants` in order of preference: name, idea, where ("host" or "device"), types (the operands' types, one
     list for each combination that it takes), limits (what else it asks of a call, in words, or ""), threads
-    (per block, the default first), deterministic, chip (the only one that it runs on, or "");
+    (per block, the default first), chip (the only one that it runs on, or "");
     `default`: the variant that a call where this build computes asks first: those behind it in `variants`
     that compute in the same place follow, until one takes the call. None: no variant does.
     """

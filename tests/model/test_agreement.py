@@ -133,6 +133,7 @@ def test_llamas_values_written_out(tmp_path):
         ({"tie_word_embeddings": "no"}, 'tie_word_embeddings: expected true or false, found "no"'),
         ({"eos_token_id": [1, -2]}, "eos_token_id: expected a token id, found [1"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: expected none, as quantized weights"),
+        (GPT2 | {"quantization_config": {"bits": 4}}, "quantization_config: expected none, as quantized"),
         (
             {"model_type": "mixtral"},
             'model_type: expected "llama" or "mistral" or "qwen2" or "qwen3" or "phi3" or "olmo2" or "gpt2"',

@@ -153,7 +153,7 @@ def draw_variant(draw, op: dict, way: str) -> tuple[str, dict[str, str]]:
     if way == "run" and chosen == "" and not default:
         chosen = host[0]["name"]
     rows = [row for v in op["variants"] for row in v["types"] if v["name"] == chosen]
-    rows = rows or [row for v in host if v["deterministic"] for row in v["types"]]
+    rows = rows or [row for v in host for row in v["types"]]
     row = draw(st.sampled_from(rows))
     return chosen, dict(zip((o["name"] for o in op["operands"]), row))
 

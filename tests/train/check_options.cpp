@@ -49,6 +49,7 @@ TEST(check_flags) {
     for (const char* none : {"--val-data=", "--val-data=none"})
         check(parse({none, "--seed", "1"}).val_data.empty(), std::string("no validation: ") + none);
     check(parse({"--val-data", ""}).val_data.empty(), "no validation: empty argument");
+    check(parse({"--out", "runs/lr="}).out == "runs/lr=", "a value that ends in =");
     check(parse({"--seed", "9223372036854775807"}).seed == INT64_MAX, "largest seed");
 
     check(micro_batches(defaults, 1) == 1 && micro_batches(defaults, 8) == 1);

@@ -85,7 +85,7 @@ struct ColumnTile {
     }
 };
 
-// As RowsCopy, to a ColumnTile: of `threads`, this one has a chunk of `width` neighbouring columns.
+// As RowsCopy, to a ColumnTile: of `threads`, this one has a chunk of `width` neighboring columns.
 template <int rows, int HD, int threads>
 struct ColumnsCopy {
     using Tile = ColumnTile<rows, HD>;

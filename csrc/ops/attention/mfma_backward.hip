@@ -4,7 +4,7 @@
 //   - q and dout are transposed on their way to LDS, once per block, beside their rows; k, once, in registers
 //   - ds goes through LDS to the warps that multiply it with k, each for 16 elements of dq
 //   - blocks add to dq in memory in turns, in the order of their keys, so every sum has the same order in every run; with masks,
-//     the blocks that have a step are neighbours, for the keys that a query sees begin and end no earlier than the query's before
+//     the blocks that have a step are neighbors, for the keys that a query sees begin and end no earlier than the query's before
 //   - sums and turns are accessed by load_word(), store_word() and add_word() alone, so that XCDs agree (matrix_on_amd.h)
 //   - reads of LDS are issued ahead of their products, in an order that is given
 //   - p and ds are cut instead of rounded (mfma.h)

@@ -4,7 +4,7 @@
 // on the tensor cores while it computes p and ds of finished ones; the last product of a step runs beside the first ones of the next.
 //
 // A block of keys walks over the queries that see one of them, and a block of queries over the keys that one of them sees.
-// Neighbouring queries see a key, as the first and the last key of a query never fall.
+// Neighboring queries see a key, as the first and the last key of a query never fall.
 //
 // The workspace: lse * log2 e and delta, f32[2,B,NH,T to whole blocks], infinity and 0 for queries that do not exist.
 #include "ops/attention/wgmma_backward.h"

@@ -274,7 +274,7 @@ bool pass_barrier() {
 }
 
 // Accesses on one fiber never race. So where races are looked for, the threads of a block have a fiber each,
-// and those of equal index in neighbouring blocks different ones: there is one fiber more than threads.
+// and those of equal index in neighboring blocks different ones: there is one fiber more than threads.
 Worker* worker_of(int thread) {
     if (!races) return nullptr;
     return block->workers[(thread + block->blocks) % (block->count + 1)].get();
