@@ -157,7 +157,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, default=2, help="runs of each program on each workload")
     add("--warm-up", type=int, default=3, help="steps before the timed ones")
     add("--steps", type=int, default=8, help="timed steps of a run")
-    add("--seconds", type=float, default=7200, help="in all; what does not fit is left out, and said")
+    add("--seconds", type=float, default=7200, help="total time limit; runs beyond it are skipped and named")
     add(
         "--llamac-flags", default="", help='more flags for llamac\'s program: "--kernel matmul_forward=tiled"'
     )

@@ -36,7 +36,7 @@ COMMANDS = {
         "computes scores of hellaswag, mmlu, arc, piqa, winogrande; bits per byte",
     ),
     "export": Command(
-        "gguf|hf DIR FILE|OUT",
+        "gguf|hf|merge DIR FILE|OUT",
         "inference.export",
         "exports a model for llama.cpp, or for Hugging Face with a model card",
     ),

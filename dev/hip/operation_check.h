@@ -74,7 +74,7 @@ inline bool is_stochastic(const Case& c, size_t i) {
     return is_narrow(c.entry->operands[i].dtype) && o.random >= 0 && !has_nearest;
 }
 
-// f: how far the truth lies above the lower neighbour, in ulp. The error, 1 - f with probability f and else
+// f: how far the truth lies above the lower neighbor, in ulp. The error, 1 - f with probability f and else
 // -f, has mean 0 and variance f (1 - f) for every f: neither its sum nor its sum with the sign of f - 1/2
 // (which sees rounding to nearest) may be more than five standard deviations from 0. slack: the error of
 // the arithmetic before the rounding, which has no sums.

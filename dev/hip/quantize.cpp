@@ -1,4 +1,4 @@
-// Quantisation to fp8, transposed too, with the maximum.
+// Quantization to fp8, transposed too, with the maximum.
 #include "benchmark.h"
 
 static const llamac::Benchmarks quantize = {{.operation = "quantize"}};

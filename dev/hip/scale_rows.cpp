@@ -1,4 +1,4 @@
-// Rows of fp8 dequantised; 8b: the gate and up projections.
+// Rows of fp8 dequantized; 8b: the gate and up projections.
 #include "benchmark.h"
 
 static const llamac::Benchmarks scale_rows = {{.operation = "scale_rows", .widths_8b = "K=28672,C=4096"}};

@@ -43,7 +43,7 @@ def error_of(found: np.ndarray, truth: np.ndarray) -> Error:
 
 
 def ulp(x: np.ndarray | float, dtype: str) -> np.ndarray:
-    """The distance between neighbouring numbers of the type at each x; at 0 that of the denormals."""
+    """The distance between neighboring numbers of the type at each x; at 0 that of the denormals."""
     x, smallest = np.abs(np.asarray(x, np.float64)), -14 if dtype == "fp16" else -126  # of a normal number
     exponent = np.floor(np.log2(np.where(x > 0, x, 2.0**smallest)))
     return np.exp2(np.maximum(exponent, smallest) - TABLE[dtype].mantissa_bits)

@@ -10,7 +10,7 @@ llamac        the program train_llama3, of the working folder or PATH (--program
 
 All train the same batches from the same weights with the same AdamW, in --dtype throughout. They take turns:
 each round runs each of them once, in a process of its own. A run's figure is the median of its steps after
-the warm-up; a step is timed from one synchronisation of the device to the next. --model is a preset or a
+the warm-up; a step is timed from one synchronization of the device to the next. --model is a preset or a
 directory with a config.json, of which only the sizes count: weights are random.
 
 The first losses have to agree within 2^-8 of their value in bf16, its rounding error, and within 1e-5 in f32.
@@ -121,7 +121,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     integer("--warm-up", "steps before the timed ones [3]", 3)
     integer("--steps", "timed steps of a run [8]", 8)
     integer("--threads", "of each program on a CPU [their own choice]")
-    parser.number("--seconds", "in all; what does not fit is left out, and said [7200]", 7200.0)
+    parser.number("--seconds", "total time limit; runs beyond it are skipped and named [7200]", 7200.0)
     add("--out", type=Path, default=Path("out/bench"), help="folder for the results [out/bench]")
     return parser.parse_args(arguments)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from llamac.bench.harness import say
 from llamac.report.plot import COLORS, WIDTH, drawing
 
-_BLUE, _ORANGE, _GREY, _SKY, _YELLOW, _WINE, _PINK = COLORS
+_BLUE, _ORANGE, _GRAY, _SKY, _YELLOW, _WINE, _PINK = COLORS
 # What is compared: its words in a picture, and the color that it has in all of them.
 PROGRAMS = {
     "llamac": ("llamac", _BLUE),
-    "eager": ("PyTorch eager", _GREY),
+    "eager": ("PyTorch eager", _GRAY),
     "compile": ("torch.compile", _ORANGE),
     "script": ("plain script, torch.compile", _SKY),
     "ops": ("llamac.ops, torch.compile", _WINE),
@@ -23,7 +23,7 @@ PROGRAMS = {
     "sdpa cudnn": ("cuDNN", _WINE),
     "storage": ("F.linear", _PINK),
     "torchao": ("torchao's float8", _YELLOW),
-    "transformers": ("Hugging Face", _GREY),
+    "transformers": ("Hugging Face", _GRAY),
     "compiled": ("Hugging Face, torch.compile", _ORANGE),
     "hf": ("Hugging Face, Liger's loss, torch.compile", _PINK),
     "patched": ("Hugging Face, llamac.patch", _WINE),
@@ -70,7 +70,7 @@ def bars(
             _panel(axes, groups, names, longest)
             axes.set_xlabel(unit)
             if mark is not None:
-                axes.axvline(mark, color=_GREY, linewidth=1, zorder=0.9)
+                axes.axvline(mark, color=_GRAY, linewidth=1, zorder=0.9)
         figure.suptitle(title, x=0.01, ha="left", parse_math=False)
         handles = {h.get_label(): h for axes in all_axes for h in axes.containers}
         if len(handles) > 1:

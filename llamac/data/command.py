@@ -176,6 +176,10 @@ def _of_ids(a: argparse.Namespace, sources: list[Source], encoder: Any) -> Any:
             raise InputError(f"--vocab-size: expected at most {MOST_TOKENS}, found {a.vocab_size}")
         return UnknownTokenizer(a.vocab_size)
     if encoder is None:
+        if any(file.once for file in files):
+            expected = "expected files, which are read once more after the tokenizer is trained on them"
+            help = "save it in a file, or name a --tokenizer"
+            raise InputError(f"--vocab-size: {expected}, found standard input: {help}")
         if a.vocab_size < 257:
             raise InputError(f"--vocab-size: expected at least 256 bytes + 1, found {a.vocab_size}")
         return None

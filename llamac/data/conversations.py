@@ -116,9 +116,9 @@ def _message(given: Any, reads: Callable[[str], bool], ignored: Collection[str])
     for key, other in (("role", "from"), ("content", "value")):
         if key not in message and other in message:
             message[key] = message.pop(other)
-    role, content = message.get("role"), message.get("content")
-    if isinstance(content, list):
-        content = message["content"] = _joined(content)
+    role, content = message.get("role"), text_of(message.get("content"))
+    if content is not None:
+        message["content"] = content
     is_call = bool(message.get("tool_calls"))
     if not isinstance(role, str) or not (isinstance(content, str) or (content is None and is_call)):
         raise NoConversation
@@ -133,11 +133,15 @@ def _message(given: Any, reads: Callable[[str], bool], ignored: Collection[str])
     return {**message, "role": _ROLES.get(role, role)}
 
 
-def _joined(parts: list[Any]) -> str:
+def text_of(content: Any) -> str | None:
+    """The text of a message's content, of all its parts. None: it has none. Raises NoConversation."""
+    if content is None or isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [None]
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     found = [text for text in texts if isinstance(text, str)]
     if len(found) < len(texts):
-        raise NoConversation("content with parts that are no text")
+        raise NoConversation("content other than text")
     return "".join(found)
 
 

@@ -143,17 +143,18 @@ def _lines(file: InputFile, how: Reading, offset: int = 0) -> Iterator[Block]:
         skipped: list[tuple[str, int, str]] = []
         too_long = False  # within a line that is left out
         while chunk := stream.read(BLOCK_BYTES - len(rest) % BLOCK_BYTES):
+            if too_long:
+                end = chunk.find(b"\n") + 1
+                offset += end or len(chunk)
+                if not end:
+                    continue
+                chunk, line, too_long = chunk[end:], line + 1, False
             cut = chunk.rfind(b"\n") + 1
-            if cut and too_long:
-                begin = chunk.find(b"\n") + 1
-                rest, offset, line, too_long = chunk[begin:], offset + begin, line + 1, False
-            elif cut:
+            if cut:
                 content = rest + chunk[:cut]
                 rest, offset = chunk[cut:], offset + len(content)
                 yield Block("jsonl", file.path, content, [offset], line, stream.consumed(), skipped)
                 line, skipped = line + content.count(b"\n"), []
-            elif too_long:
-                offset += len(chunk)
             else:
                 rest += chunk
             if len(rest) > MOST_DOCUMENT:

@@ -35,7 +35,7 @@ Row = dict[str, str | float | int | None]
 def _parser() -> Parser:
     parser = Parser("eval", __doc__)
     add = parser.add_argument
-    add("directory", metavar="DIR", help="config.json, weights, tokenizer")
+    add("directory", metavar="DIR", help="config.json, weights, tokenizer; or a run's output folder")
     known = ", ".join([*tasks.TASKS, *tasks.GROUPS])
     add("--tasks", default="", metavar="LIST", help=f"tasks, separated by commas: {known}")
     parser.path("--data", "folder of the tasks' files (default: the hub)", "FOLDER")

@@ -29,7 +29,7 @@ from llamac.model.config import Config, RopeScaling, rope_frequencies, yarn_atte
 
 # llama.cpp's names of the patterns by which texts are split.
 SPLITS = {LLAMA3_SPLIT: "llama-bpe", QWEN2_SPLIT: "qwen2", GPT2_SPLIT: "gpt-2"}
-# llama.cpp's architecture, by model_type. Others are llama there, whose rotary pairs are neighbours.
+# llama.cpp's architecture, by model_type. Others are llama there, whose rotary pairs are neighbors.
 ARCHITECTURES = {"qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "olmo2": "olmo2", "gpt2": "gpt2"}
 
 
@@ -38,7 +38,7 @@ POSITIONS = {own.file_name("model.embed_positions.weight") for own in MODEL_TYPE
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     """Rows of a query or key matrix in GGUF's order: there the two channels that RoPE turns together are
-    neighbours, in Hugging Face's they lie half a head apart."""
+    neighbors, in Hugging Face's they lie half a head apart."""
     halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows.shape))
 
@@ -151,7 +151,7 @@ def _add_tokenizer(writer: Any, c: Config, own: Any, folder: Path) -> None:
                 writer.add_unk_token_id(id)
             elif re.fullmatch("<0x[0-9A-F]{2}>", name):
                 types[id] = 6
-        # llama.cpp joins the neighbours whose token has the largest score: that of the earliest merge.
+        # llama.cpp joins the neighbors whose token has the largest score: that of the earliest merge.
         order = {merge.replace(" ", ""): -at for at, merge in reversed(list(enumerate(merges)))}
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
@@ -246,7 +246,8 @@ def main() -> None:
         (folder, "OUT", "new folder"),
         (merged, "OUT", "new folder"),
     ):
-        each.add_argument("directory", metavar="DIR", help="config.json, weights, tokenizer")
+        help = "config.json, weights, tokenizer; or a run's output folder"
+        each.add_argument("directory", metavar="DIR", help=help)
         each.add_argument("file", metavar=name, help=what)
     args = parser.parse_args()
     if args.format != "gguf":

@@ -168,7 +168,12 @@ def answer(session: Session, where: str, prompt: str | list[int], out: TextIO) -
 
 def answer_file(session: Session, prompts: dict[str, str | Messages], out: TextIO) -> None:
     """A JSON line per prompt, in their order, each as soon as those before it are there."""
-    ids = {where: session.encode(prompt) for where, prompt in prompts.items()}
+    ids = {}
+    for where, prompt in prompts.items():
+        try:
+            ids[where] = session.encode(prompt)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
     count = session.tokens(ids)
     step = min(session.args.batch, len(ids))
     model = session.load(step, needed=max(map(len, ids.values())) + count - 1)

@@ -21,6 +21,7 @@ from llamac.base.files import check_text, read_json
 from llamac.base.folders import how_to_fetch
 from llamac.base.native import native
 from llamac.data import chat, tokenizer
+from llamac.data.conversations import NoConversation, text_of
 from llamac.data.tokens import IGNORED, as_ids
 from llamac.model.checkpoint import find_model
 from llamac.model.config import load_config
@@ -114,8 +115,14 @@ class TextModel:
         return encode(self.tokenizer, text, bos)
 
     def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """Ids of a conversation up to where the answer begins, by the chat template."""
-        return chat.encode(self.tokenizer, self.template.render(messages, self.tokenizer)[0])
+        """Ids of a conversation up to where the answer begins, by the chat template. Raises InputError."""
+        read = []
+        for i, message in enumerate(messages, 1):
+            try:
+                read.append({**message, "content": text_of(message.get("content"))})
+            except NoConversation as error:
+                raise InputError(f"message {i}: expected text, found {error}") from None
+        return chat.encode(self.tokenizer, self.template.render(read, self.tokenizer)[0])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; what is no UTF-8 becomes U+FFFD."""

@@ -280,21 +280,21 @@ class Config:
         pairs = sum(W * (2 * T - W) // T for W in seen) * (2 if self.is_encoder else 1)
         return 6 * matrices + 6 * self.q_size * pairs
 
-    def scaling_fields(self) -> dict[str, Any]:
-        """Those of config.json that scale rotary frequencies."""
+    def derived_fields(self) -> dict[str, Any]:
+        """Those of config.json that choose the sliding window and scale rotary frequencies."""
+        chooses = MODEL_TYPES[self.model_type].chooses_window
+        values: dict[str, Any] = {"use_sliding_window": self.sliding_window is not None} if chooses else {}
         scaling = self.rope_scaling
         if scaling is None:
-            return {"rope_scaling": None}
+            return values | {"rope_scaling": None}
         outer = {ORIGINAL: scaling.original_max_position_embeddings} if scaling.long_factor else {}
-        return {"rope_scaling": scaling.to_dict(self.max_position_embeddings), **outer}
+        return values | {"rope_scaling": scaling.to_dict(self.max_position_embeddings), **outer}
 
     def to_dict(self, torch_dtype: str) -> dict:
         """The content of config.json; torch_dtype is the dtype of the weights: "float32" or "bfloat16"."""
         own = MODEL_TYPES[self.model_type]
         values = {"architectures": [own.architecture], "model_type": ""} | asdict(self)
-        if own.chooses_window:
-            values["use_sliding_window"] = self.sliding_window is not None
-        values |= self.scaling_fields()
+        values |= self.derived_fields()
         if self.pad_token_id is None and "pad_token_id" not in own.missing:
             del values["pad_token_id"]
         if self.partial_rotary_factor == 1:

@@ -61,7 +61,7 @@ def make(own: Any, like: str | None = None, **given: Any) -> Config:
     values = {name: value for name, value in given.items() if value is not None}
     if like:
         other = load_config(like)
-        base = asdict(other) | other.scaling_fields()
+        base = asdict(other) | other.derived_fields()
         for name in sorted(values.keys() & MODEL_TYPES[other.model_type].unwritten):
             raise InputError(f"--like {like}: a model of type {other.model_type} has no {name}")
         if "hidden_size" in values and values["hidden_size"] != base["hidden_size"]:
@@ -71,8 +71,10 @@ def make(own: Any, like: str | None = None, **given: Any) -> Config:
             heads = values["hidden_size"] // base["head_dim"]
             group = base["num_attention_heads"] // base["num_key_value_heads"]
             base |= {"num_attention_heads": heads, "num_key_value_heads": max(1, heads // group)}
-        if base["layer_types"] and values.get("num_hidden_layers", 0) != base["num_hidden_layers"]:
-            raise InputError(f"--like {like}: its layers differ (layer_types): keep its number of layers")
+        layers = values.get("num_hidden_layers", base["num_hidden_layers"])
+        if base["layer_types"] and layers != base["num_hidden_layers"]:
+            expected = f"{base['num_hidden_layers']}, as layer_types of --like {like} has one for each layer"
+            raise InputError(f"--depth: expected {expected}, found {layers}")
         values = own_fields(base | of_tokenizer(own) | values)
     else:
         dial = of_depth(values["num_hidden_layers"], values.get("hidden_size"))

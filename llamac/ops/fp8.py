@@ -141,7 +141,7 @@ class DelayedScaling:
         self, layers: int, gradients: str = "e5m2", device: torch.device | str | None = None, group=None
     ):
         """gradients: "e5m2" or "e4m3", the type of outputs' gradients; group: of torch.distributed, None for
-        all processes where it is initialised.
+        all processes where it is initialized.
         """
         place = torch.empty(0, device=device).device
         index = None

@@ -86,7 +86,7 @@ def rmsnorm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
 def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
     """x + residual, and its rmsnorm, in one pass over memory.
 
-    x, residual [..., C], weight [C] -> (sum, normalised), both [..., C].
+    x, residual [..., C], weight [C] -> (sum, normalized), both [..., C].
     """
     if _autocasting(x):
         x, residual, weight = _widest(x, residual, weight)
@@ -109,7 +109,7 @@ def residual_layernorm(
 ) -> tuple[Tensor, Tensor]:
     """x + residual, and its layernorm, in one pass over memory.
 
-    x, residual [..., C], weight and bias [C] -> (sum, normalised), both [..., C].
+    x, residual [..., C], weight and bias [C] -> (sum, normalized), both [..., C].
     """
     if _autocasting(x):
         x, residual, weight, bias = _widest(x, residual, weight, bias)
@@ -300,14 +300,14 @@ def _index(x: Tensor) -> int | None:
 
 
 def _linear(x, weight, values, by_row, scale, inverse, amax, keep=False):
-    """The product, and x and weight as they are quantised; x transposed where it is kept."""
+    """The product, and x and weight as they are quantized; x transposed where it is kept."""
     x8 = fp8.quantize(x, values, 0, scale, inverse, amax, transposed=keep, by_row=by_row)
     w8 = fp8.quantize(weight, values, 1, scale, inverse, amax, transposed=False, by_row=by_row)
     return fp8.product(x8.codes, x8.inverse, w8.codes, w8.inverse, x.dtype, fast=True), x8, w8
 
 
 class _Linear(torch.autograd.Function):
-    """The weight is quantised again in the backward: its codes transposed would take memory until then."""
+    """The weight is quantized again in the backward: its codes transposed would take memory until then."""
 
     @staticmethod
     def forward(ctx, x, weight, types, by_row, scale, inverse, amax):

@@ -38,7 +38,7 @@ SEES = "llamac_sees"  # keyword by which a model tells its attentions what their
 
 def _fits(*tensors: Tensor) -> bool:
     """Whether the operations take these together: one type, of those that they know on that device, and no
-    tensor of a class of its own, as sharded and quantised ones are."""
+    tensor of a class of its own, as sharded and quantized ones are."""
     dtype, device = tensors[0].dtype, tensors[0].device.type
     known = dtype in (torch.float32, torch.bfloat16) or (dtype == torch.float64 and device == "cpu")
     alike = all(t.dtype == dtype and type(t) in (Tensor, nn.Parameter) for t in tensors)
@@ -57,7 +57,7 @@ def _untouched(module: nn.Module) -> bool:
 
 
 def _plain(linear: nn.Module) -> bool:
-    """Whether a call of it is x @ weight.T: no bias, adapter, quantised, sharded or offloaded weight."""
+    """Whether a call of it is x @ weight.T: no bias, adapter, quantized, sharded or offloaded weight."""
     return (
         type(linear) is nn.Linear
         and linear.bias is None
@@ -492,7 +492,7 @@ def patch(model: PreTrainedModel, logits: bool = False, fp8: bool = False) -> Pr
 
     What does not fit is the model's own code: attention in a call with any other mask, dropout or earlier
     tokens in the cache, and, compiled, with padding or packed sequences; attention and RoPE with any other
-    implementation of attention than sdpa; everything in float16. Adapters, hooks, and quantised, sharded or
+    implementation of attention than sdpa; everything in float16. Adapters, hooks, and quantized, sharded or
     offloaded weights stay in force: their modules are called. report() lists what is patched and why a module
     is not, which is also logged, at level info. Patch before fully_shard, or whatever else wraps modules.
 

@@ -30,7 +30,7 @@ CATEGORIES = {
         0.90,
         ("cross_entropy", "linear_cross_entropy", "mean_loss", "scale_loss", "argmax", "softmax_parts"),
     ),
-    "quantisation": (0.90, ("quantize", "update_scales", "scale_rows")),
+    "quantization": (0.90, ("quantize", "update_scales", "scale_rows")),
     "optimizer": (0.90, ("adamw", "global_norm", "update_loss_scale")),
     "embedding": (0.90, ("embedding", "token_positions", "vocabulary_ids")),
     "verification": (0.90, ("hash",)),
@@ -80,13 +80,15 @@ class Profile:
 # Reading
 
 
-def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def _is_amount(value) -> bool:
+    """Within bounds that keep products and quotients of two amounts finite."""
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return known and (value == 0 or 1e-30 < value < 1e30)
 
 
 _EXPOSED = "exposed_communication_seconds"
-_POSITIVE = Kind("a number above 0", lambda value: _is_number(value) and value > 0)
-_AMOUNT = Kind("a number of at least 0", lambda value: _is_number(value) and value >= 0)
+_POSITIVE = Kind("a number above 0", lambda value: _is_amount(value) and value > 0)
+_AMOUNT = Kind("a number of at least 0", _is_amount)
 _TOTALS = dict.fromkeys(("calls", "seconds", "flops", "bytes"), _AMOUNT)
 _SHAPES = {"shapes": ([_TOTALS | {"shape": str}], None)}  # files that know nothing of them have none
 _KIND = {
@@ -227,7 +229,7 @@ def _about_row(profile: Profile, row: Row, saved: float) -> str:
     blame = f", most of it at {worst.shape}" if worst and len(row.shapes) > 1 else ""
     cure = _variants(row)
     if by == "memory":
-        cure += ", or fuse it with its neighbour: fewer bytes move then"
+        cure += ", or fuse it with its neighbor: fewer bytes move then"
     elif by == "compute" and profile.gpu:
         cure += ", tune it for these shapes, count how busy the matrix cores are (docs/profiling.md)"
     return (

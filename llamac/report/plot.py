@@ -1,4 +1,4 @@
-"""`llamac plot OUT` draws OUT/loss.png or, with `--to PNG`, the losses of several runs."""
+"""`llamac plot OUT` draws the losses of a run: OUT/loss.png, or the file of --to."""
 
 import io
 import math
@@ -13,12 +13,12 @@ import numpy as np
 from llamac.base.arguments import Parser
 from llamac.base.errors import InputError
 from llamac.base.log import read_log
-from llamac.report.reduce import difference, smooth
+from llamac.report.reduce import smooth
 
 # The palette of every picture and of the page of llamac.report. Any two differ for the color-blind, too:
 # test_plot.py. The first is llamac's.
 COLORS = ("#0072b2", "#d55e00", "#6b7280", "#56b4e9", "#ccbb44", "#7a1f2b", "#f4a6c0")
-_BLUE, _ORANGE, _GREY = COLORS[:3]
+_BLUE, _ORANGE, _GRAY = COLORS[:3]
 # Of the curves of a panel: no two look the same.
 _LOOKS = [{"linestyle": dash, "color": color} for dash, color in product(("-", "--", ":"), COLORS)]
 WIDTH = 7.0  # inches. With this size of type, a picture at half its width can still be read.
@@ -32,7 +32,7 @@ STYLE = {
     "savefig.dpi": 150,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": _GREY,
+    "axes.edgecolor": _GRAY,
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#e5e7eb",
@@ -69,12 +69,12 @@ def draw(events: list[dict], path: Path) -> None:
         top.set_ylabel("loss (nats per token)")
         top.set_title(_title(events), loc="left", parse_math=False)
         top.legend()
-        bottom.plot(*series(events, "step", "lr"), color=_GREY, linewidth=1.4)
+        bottom.plot(*series(events, "step", "lr"), color=_GRAY, linewidth=1.4)
         bottom.set_ylabel("learning\nrate")
         bottom.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
         bottom.set_ylim(bottom=0)
         if shares[0]:
-            more[0].plot(*shares, ".", color=_GREY, markersize=3)
+            more[0].plot(*shares, ".", color=_GRAY, markersize=3)
             more[0].set_ylabel("saturated\nshare")
             more[0].set_yscale("log")
         for task, look in zip(tasks, cycle(_LOOKS)):
@@ -87,35 +87,6 @@ def draw(events: list[dict], path: Path) -> None:
         (more or [bottom])[-1].set_xlabel("step")
         bottom.locator_params("x", steps=[1, 2, 5, 10], integer=True)
         figure.align_ylabels()
-
-
-def draw_beside(runs: dict[str, list[dict]], path: Path) -> None:
-    """The losses of several runs, and their differences to the first one's: training smoothed and thin,
-    validation with points. A PNG."""
-
-    def add(panel, training, validation, look: dict, label: str | None = None) -> None:
-        panel.plot(training[0], smooth(np.array(training[1])), alpha=0.5, linewidth=1, **look)
-        panel.plot(*validation, marker="o", markersize=4, label=label, **look)
-
-    losses = {n: (series(e, "step", "loss"), series(e, "val", "loss")) for n, e in runs.items()}
-    first, *others = losses
-    differences = {n: [difference(*both) for both in zip(losses[n], losses[first])] for n in others}
-    panels = 1 + any(steps.size for found in differences.values() for steps, _ in found)
-    looks = dict(zip(runs, cycle(_LOOKS)))
-    size = WIDTH, 2.4 + 1.6 * panels + 0.1 * len(runs)
-    with drawing(path, size, (2, 1)[:panels], sharex=True) as (figure, axes):
-        top, bottom = axes[0], axes[-1]
-        for name, (training, validation) in losses.items():
-            last = f", {validation[1][-1]:.4f}" if validation[1] else ""
-            add(top, training, validation, looks[name], name + last)
-        top.set_ylabel("loss (nats per token)")
-        titles = {_title(events).split("\n")[0] for events in runs.values()}
-        top.set_title(titles.pop() if len(titles) == 1 else "", loc="left", parse_math=False)
-        for name, of_name in differences.items() if panels > 1 else ():
-            add(bottom, of_name[0], of_name[1], looks[name])
-            bottom.set_ylabel(f"minus that of\n{first}", parse_math=False)
-        bottom.set_xlabel("step")
-        figure.legend(title="validation, last", loc="outside lower left", ncols=3, alignment="left")
 
 
 @contextmanager
@@ -189,15 +160,13 @@ def _steps_of(out: Path) -> list[dict]:
 
 
 def main() -> None:
-    parser = Parser("plot", "Draw the losses of one or several runs.")
+    parser = Parser("plot", "Draw the losses of a run.")
     parser.add_argument("out", type=Path, nargs="+", metavar="OUT", help="directory of a run")
-    parser.path("--to", "file to write (OUT/loss.png; required for several runs)", "PNG")
+    parser.path("--to", "file to write (OUT/loss.png)", "PNG")
     options = parser.parse_args()
-    if len(options.out) > 1:
-        if not options.to:
-            parser.error("several runs: expected --to PNG, found none")
-        draw_beside(dict(zip(labels(options.out), map(_steps_of, options.out))), options.to)
-    else:
-        options.to = options.to or options.out[0] / "loss.png"
-        draw(_steps_of(options.out[0]), options.to)
+    out, *others = options.out
+    if others:
+        raise InputError(f"OUT: expected one run, found {1 + len(others)}; `llamac report` compares runs")
+    options.to = options.to or out / "loss.png"
+    draw(_steps_of(out), options.to)
     print(options.to)

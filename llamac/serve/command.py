@@ -14,7 +14,7 @@ CONTEXT = 8192  # tokens, without --context
 def main() -> None:
     parser = Parser("serve", __doc__)
     add = parser.add_argument
-    add("directory", metavar="DIR", help="config.json, weights, tokenizer")
+    add("directory", metavar="DIR", help="config.json, weights, tokenizer; or a run's output folder")
     add("--host", default="127.0.0.1", help="address to listen at (127.0.0.1: this machine alone)")
     add("--port", type=int, default=8000, help="port; 0: any free one (8000)")
     add("--name", help="the model's name in answers (the directory's)")

@@ -103,23 +103,27 @@ class Engine:
 
     def _next_batch(self) -> list[Request]:
         """The oldest request, and those behind it that fit beside it: all sequences of a batch take as many
-        places as the longest prompt and the longest answer of any."""
+        places as the longest prompt and the longest answer of any. []: the engine is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            batch: list[Request] = []
-            longest = count = 0
-            for request in tuple(self._waiting):
-                if request.cancelled:
-                    self._waiting.remove(request)
-                    self._end(request, "", "stop")
-                    continue
-                most, more = max(longest, len(request.ids)), max(count, request.count)
-                if len(batch) < self.sequences and more <= self.room(most):
-                    longest, count = most, more
-                    self._waiting.remove(request)
-                    batch.append(request)
-            self._running = batch
-        return batch if batch or self._closed else self._next_batch()
+            self._changed.wait_for(lambda: self._choose() or self._closed)
+            return self._running
+
+    def _choose(self) -> list[Request]:
+        """Takes the next batch from those that wait, and ends cancelled ones."""
+        batch: list[Request] = []
+        longest = count = 0
+        for request in tuple(self._waiting):
+            if request.cancelled:
+                self._waiting.remove(request)
+                self._end(request, "", "stop")
+                continue
+            most, more = max(longest, len(request.ids)), max(count, request.count)
+            if len(batch) < self.sequences and more <= self.room(most):
+                longest, count = most, more
+                self._waiting.remove(request)
+                batch.append(request)
+        self._running = batch
+        return batch
 
     def _answer(self, batch: list[Request]) -> None:
         streams = [TextStream(self.model.decode) for _ in batch]

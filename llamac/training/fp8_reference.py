@@ -1,14 +1,14 @@
 """Matrix products in fp8 in plain PyTorch: the definition that the C program (csrc/model/fp8.cpp) is
 compared with.
 
-A tensor x is quantised with one scale, a power of two: codes fp8(clamp(x · scale)). A product sums codes in
+A tensor x is quantized with one scale, a power of two: codes fp8(clamp(x · scale)). A product sums codes in
 fp32, multiplies the sum by the inverses of both scales, and rounds once. The three
 products of a linear layer (out = x · weightᵀ, dx = dout · weight, dweight = doutᵀ · x) take the same three
-quantised tensors. Scales come from a tensor's own largest value (recipe tensor) or from that of the same
+quantized tensors. Scales come from a tensor's own largest value (recipe tensor) or from that of the same
 tensors in the previous optimizer step (recipe delayed).
 
 With the recipe row, each row has a scale, from its largest value. A scale can be applied after the sum of a
-product only if it is constant along the sum. So transposed operands are quantised with separate scales, one
+product only if it is constant along the sum. So transposed operands are quantized with separate scales, one
 per column of the tensor.
 """
 
@@ -66,7 +66,7 @@ def product(a: Tensor, a_inverse: Tensor, b: Tensor, b_inverse: Tensor, dtype: t
 
 
 class Codes(NamedTuple):
-    """A tensor [N,C] quantised: rows of codes and the transposed codes, and 1 / scale of each: one number, or
+    """A tensor [N,C] quantized: rows of codes and the transposed codes, and 1 / scale of each: one number, or
     one per row [N,1], [C,1].
     """
 
@@ -123,7 +123,7 @@ class Scales:
 
     @torch.no_grad()
     def codes(self, slot: str, x: Tensor, measures: bool) -> Codes:
-        """x [N,C] quantised. measures: it takes part in the next maximum."""
+        """x [N,C] quantized. measures: it takes part in the next maximum."""
         k, dtype = self.index[slot], self.dtype(slot)
         if self.recipe == "row":
             codes = Codes(*codes_by_row(x, dtype), *codes_by_row(x.T, dtype))

@@ -120,6 +120,20 @@ class Search:
         for zero in (1, 2, 3) if ranks > 1 else (1,):
             yield from ((zero, each) for each in groups)
 
+    def _accepted(self, devices: int, states: str, meshes: list[Mesh], **flags: Any) -> dict[Mesh, Plan]:
+        """A plan, with the least micro-batch, of each mesh that the model can have. Raises InputError where
+        there is none."""
+        plans, refusals = {}, []
+        for mesh in meshes:
+            try:
+                batch = self.batches(devices, mesh)[0]
+                plans[mesh] = self.plan(devices, states, mesh, batch_size=batch, **flags)
+            except InputError as error:
+                refusals.append(error)
+        if refusals and not plans:
+            raise refusals[0]
+        return plans
+
     def _fitting(self, devices: int, states: str, mesh: Mesh) -> Iterator[Plan]:
         """All that may be the fastest of a mesh."""
         batches = self.batches(devices, mesh)
@@ -155,17 +169,10 @@ class Search:
         """The fastest plan of each mesh that fits, the fastest `count` of them. Of equally fast meshes, the
         one that divides, shards, recomputes and takes least is first."""
         # No plan of a mesh is faster than this one, whose memory may not suffice.
-        bounds = []
-        for mesh in self.meshes(devices):
-            try:
-                flags = {"recompute": RECOMPUTE[0], "zero": 1, "batch_size": self.batches(devices, mesh)[0]}
-                bounds.append((self.plan(devices, states, mesh, **flags).seconds, mesh))
-            except InputError:
-                if mesh.parts == 1:
-                    raise
+        bounds = self._accepted(devices, states, self.meshes(devices), recompute=RECOMPUTE[0], zero=1)
         found: list[Plan] = []
-        for bound, mesh in sorted(bounds, key=lambda each: each[0]):
-            if len(found) >= count and bound > ALIKE * sorted(p.seconds for p in found)[count - 1]:
+        for mesh, bound in sorted(bounds.items(), key=lambda each: each[1].seconds):
+            if len(found) >= count and bound.seconds > ALIKE * sorted(p.seconds for p in found)[count - 1]:
                 break
             fitting = list(self._fitting(devices, states, mesh))
             limit = ALIKE * min((p.seconds for p in fitting), default=0)
@@ -177,12 +184,8 @@ class Search:
     def least(self, devices: int) -> Plan:
         """Of tensor parallelism within a node and of none, as ranks that share take all else."""
         meshes = [mesh for mesh in self.meshes(devices) if mesh.pp == mesh.cp == 1] or self.meshes(devices)
-        flags = {"recompute": "block", "zero": 3}
-        plans = [
-            self.plan(devices, list(STATES)[-1], mesh, batch_size=self.batches(devices, mesh)[0], **flags)
-            for mesh in meshes
-        ]
-        return min(plans, key=lambda p: p.estimate["memory"])
+        plans = self._accepted(devices, list(STATES)[-1], meshes, recompute="block", zero=3)
+        return min(plans.values(), key=lambda p: p.estimate["memory"])
 
     def one_device(self, states: str) -> float:
         """Seconds per step of one device, whose memory is taken to suffice."""
@@ -274,8 +277,8 @@ def refuse(search: Search, devices: int) -> InputError:
         f"{e['device']} of {e['available'] / 2**30:.4g} GiB"
     )
     more = devices
-    while more <= MOST_DEVICES:
-        more *= 2
+    while more < MOST_DEVICES:
+        more = min(2 * more, MOST_DEVICES)
         total = search.values["total-batch-size"]
         unit = more * search.values["seq-len"]
         larger = replace(search, values=search.values | {"total-batch-size": -(-total // unit) * unit})

@@ -42,7 +42,7 @@ def hashed_bits(seed: Tensor, n: int) -> Tensor:
 
 
 def moment_bits(bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """From the random uint32[n] that round a weight, those that round m and v: one byte each, centred."""
+    """From the random uint32[n] that round a weight, those that round m and v: one byte each, centered."""
     m, v = ((bits >> shift & 0xFF) << 24 | 0x80_0000 for shift in (8, 0))
     return m, v
 

@@ -61,7 +61,7 @@ class Races:
 
 
 class Conflicts:
-    """Cycles that LDS instructions take: neighbouring lanes are served at a time, as many as have 32 words in
+    """Cycles that LDS instructions take: neighboring lanes are served at a time, as many as have 32 words in
     all, and a bank gives one word per cycle."""
 
     def __init__(self):

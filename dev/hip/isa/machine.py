@@ -3,7 +3,7 @@
 Single instructions are compiled by tinygrad's emulator. Everything around them is here: kernel arguments,
 waves, barriers, LDS, counting. Differences from the emulator's own loop:
 
-- Registers, LDS and whatever a kernel does not initialise hold NaN patterns instead of zeros.
+- Registers, LDS and whatever a kernel does not initialize hold NaN patterns instead of zeros.
 - Waves of a block run in order, in reverse, or are interrupted after random numbers of instructions, by
   others of the block and by other blocks.
 - fp32 denormals are kept or flushed as the kernel's descriptor says.

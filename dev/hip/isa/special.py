@@ -118,7 +118,7 @@ def quantize(s: Special) -> None:
             out, turned = (s.tensor((256, 256), form) for _ in range(2))
             amax, saturated = s.tensor((1,), F, [0.0]), s.tensor((1,), np.int32, [0])
             s.call([out, turned, amax, saturated, x, one])
-            with np.errstate(invalid="ignore"):  # signalling NaN
+            with np.errstate(invalid="ignore"):  # signaling NaN
                 numbers = x.get()
             expected = encode(numbers, form)
             right = (out.data == expected).all() and (turned.data == expected.T).all()

@@ -6,8 +6,7 @@ LLAMAC_TIMING_OBJECTS names, our own from build/resources (dev/hip/resources.py)
 
 Per case: the time by the simulator (timing_unit.py) and its clock, the published time and the error, the
 rate, and the time without any overlap. Per kernel: the share of the matrix units' peak, what waves waited
-for, and two simple models: `count`, the cycles of MFMA and of vector issue, and llvm-mca's cycles of one
-wave's loop, times the waves of a SIMD.
+for, and a simple model, `count`: the cycles of MFMA and of vector issue.
 
 --fit chooses the free numbers on all families of kernels but one, for each family in turn, and prints the
 errors on that one.
@@ -29,10 +28,9 @@ from statistics import median
 
 import numpy as np
 from timing_kernel import load
-from timing_picture import picture
 from timing_unit import SIMDS, Memory, Numbers, Unit, Wave, numbers, table
 
-from build import ROOT, Error, program_parser, start, tool
+from build import ROOT, Error, program_parser, start
 
 CASES = Path(__file__).with_name("timing_cases.toml")
 OURS = ROOT / "build/resources/gfx942"
@@ -274,23 +272,6 @@ class Entry:
         issue = sum({"vector": 4, "packed": 4, "mfma": 4, "trans": 16}.get(i.kind, 0) for i in self.body)
         return waves * (issue + sum(i.cycles for i in self.body if i.kind == "mfma"))
 
-    def mca_cycles(self) -> float | None:
-        """llvm-mca's cycles of one round for a SIMD's waves, one after the other; it counts slots."""
-        lines = []
-        for i in self.body:
-            if i.name.startswith("buffer"):  # llvm-mca 19 crashes at these
-                load = f"{i.name.replace('buffer', 'global')} {i.operands.split(', ')[0]}, v[0:1], off"
-                lines += [load] if i.result else []
-            elif i.kind != "branch":
-                lines.append(f"{i.name} {i.operands}")
-        command = [tool("llvm-mca"), "-mtriple=amdgcn", "-mcpu=gfx942", "-iterations=20"]
-        try:
-            done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True)
-        except OSError:
-            return None
-        found = re.search(r"Total Cycles: +(\d+)", done.stdout)
-        return int(found[1]) / 20 * 4 * self.waves * self.resident / SIMDS if found else None
-
 
 def entries(only: str, conflicts: dict[str, dict[str, int]]) -> Iterator[Entry]:
     folder = os.environ.get("LLAMAC_TIMING_OBJECTS")
@@ -468,7 +449,7 @@ def measure(found: list[Entry], build: Path) -> None:
         print(f"| {program} {variant} | {shape} | {ms:.3f} | {cells} |", flush=True)
 
 
-def report(found: list[Entry], folder: Path | None) -> None:
+def report(found: list[Entry]) -> None:
     """Both rules beside each other: what differs between them is not known."""
     rules = table()["rule"]
     models = models_by_rule()
@@ -497,26 +478,15 @@ def report(found: list[Entry], folder: Path | None) -> None:
         rates = "; ".join(f"{rate:.0f}" for rate in 5 * np.prod(shape) * shape[2] / times / 1e9)
         cells = [f"{ms:.3f} | | " for ms in times]
         print(f"| {total} | {' x '.join(map(str, shape))} | {' | '.join(cells)} | | {rates} | |")
-    print("\n| kernel | rule | blocks | cycles per round | count | llvm-mca | MFMA | vector | waits |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
+    print("\n| kernel | rule | blocks | cycles per round | count | MFMA | vector | waits |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |")
     for e in found:
-        mca = e.mca_cycles() or 0
         for rule, (n, clock) in zip(rules, models):
-            here = e.numbers(n, clock)
-            steady = e.rounds(e.resident, here)
+            steady = e.rounds(e.resident, e.numbers(n, clock))
             waits = ", ".join(f"{name} {100 * share:.0f}%" for name, share in steady.stalls.most_common(5))
-            cycles = f"{steady.each:.0f} | {e.count_cycles():.0f} | {mca:.0f}"
+            cycles = f"{steady.each:.0f} | {e.count_cycles():.0f}"
             shares = f"{100 * steady.matrix:.0f}% | {100 * steady.vector:.0f}%"
             print(f"| {e.name} | {rule} | {e.resident} | {cycles} | {shares} | {waits} |")
-            if folder:
-                folder.mkdir(parents=True, exist_ok=True)
-                unit = e.unit(e.resident, 6, here)
-                unit.events = []
-                unit.run()
-                middle = max(t for _, t, _, _ in unit.events) / 2
-                name = re.sub(r"\W+", "_", f"{e.name} {rule}")
-                window = (middle - steady.each, middle + steady.each)
-                (folder / f"{name}.svg").write_text(picture(unit, window, f"{e.name}, {rule}"))
 
 
 def main() -> int:
@@ -525,7 +495,6 @@ def main() -> int:
     add("--only", default="", metavar="REGEX", help="kernels whose name matches")
     add("--fit", action="store_true", help="fit and cross-validate the free numbers")
     add("--conflicts", type=Path, metavar="FILE", help="cycles of LDS instructions, by check.py --conflicts")
-    add("--pictures", type=Path, metavar="FOLDER", help="write a timeline of each kernel")
     add("--measure", type=Path, metavar="BUILD", help="time our kernels beside it, on a gfx942")
     add("--rates", action="store_true", help="print the rows of configs/tables/devices.toml")
     options = parser.parse_args()
@@ -544,7 +513,7 @@ def main() -> int:
     elif options.measure:
         measure(found, options.measure)
     else:
-        report(found, options.pictures)
+        report(found)
     return 0
 
 

@@ -239,7 +239,6 @@ class Unit:
     def __init__(self, code: list[Instruction], waves: list[Wave], n: Numbers, memory: Memory = Memory()):
         self.code, self.waves, self.n, self.where = code, waves, n, memory
         self.busy: Counter[str] = Counter()
-        self.events: list[tuple[int, int, int, str]] | None = None  # wave, time, cycles, kind: for a picture
         rate = max(1 / n.l1_bytes, (1 - memory.l1) / n.l2_bytes, memory.far / n.far_bytes)
         self.memory_rate = rate
         beyond = n.l2_latency + memory.far * (n.far_latency - n.l2_latency)
@@ -322,7 +321,7 @@ class Unit:
                     waited = w.earliest - w.issued - SLOT
                     if waited > 0:
                         w.stalls[w.why] += waited
-                    done, cycles = t + SLOT, SLOT
+                    done = t + SLOT
                     if kind in ("vector", "packed", "trans"):
                         if kind == "trans":
                             cycles, latency = n.transcendental, n.transcendental + n.transcendental_latency
@@ -376,8 +375,6 @@ class Unit:
                             w.memory.popleft()
                         while len(w.lds) > i.wait[1]:
                             w.lds.popleft()
-                    if self.events is not None:
-                        self.events.append((self.waves.index(w), t, cycles, kind))
                     if w.at in w.marks:
                         w.times.append(t)
                     w.issued = t
