@@ -205,7 +205,7 @@ lint: setup-test
 	LLAMAC_BUILD=build/lint dev/lint.sh $(BASE)
 
 reference: setup-test
-	$(VENV) train_llama3.py
+	OMP_NUM_THREADS=1 MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=avx2 $(VENV) train_llama3.py
 
 format: setup-test
 	.venv/bin/clang-format -i $$(git ls-files '*.cpp' '*.h' '*.hip')

@@ -1,6 +1,8 @@
 """Two starts with one --out, at random offsets: one trains, the other ends in one line that names the owner.
 
-Then the owner is killed, and a third start must not find its lock. One pair in twenty is of C and Python.
+
+
+Then the owner is killed, and a third start must not find its lock.
 """
 
 import random

@@ -302,26 +302,6 @@ def library(tmp_path) -> Path:
     return folder
 
 
-def test_stdlib_again(tmp_path, library):
-    """A finished data set is left alone; a damaged one is made again, to the same bytes."""
-    out = tmp_path / "out"
-
-    def made() -> str:
-        return run_llamac("data", "stdlib", "--local", library, "--out", out, "--vocab-size", 1024).stdout
-
-    made()
-    files = sorted(out.iterdir())
-    before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in files]
-    assert "already there" in made()
-    assert before == [(path.read_bytes(), path.stat().st_mtime_ns) for path in files]
-    (out / "val_000.bin").write_bytes(before[-1][0][:-1])
-    assert "already there" not in made() and sorted(out.iterdir()) == files
-    assert [content for content, _ in before] == [path.read_bytes() for path in files]
-    (out / "index.json").unlink()  # an earlier version did not write it
-    assert "already there" not in made() and sorted(out.iterdir()) == files
-    assert [content for content, _ in before] == [path.read_bytes() for path in files]
-
-
 @pytest.mark.more
 def test_stdlib_split_goes_by_name(tmp_path, library):
     """Taking packages away moves no other package to the other side."""

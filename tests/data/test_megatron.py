@@ -189,6 +189,7 @@ def test_damaged_files(tmp_path, monkeypatch, name):
             "a=- --vocab-size 200 --mix a=1 --mix-tokens 9",
             "--mix-tokens: expected files, which can be repeated",
         ),
+        ("b.txt a=- --vocab-size 300", "--vocab-size: expected files, .* found standard input: save it in"),
         (
             "a --vocab-size 200 --mix a=1 --mix-tokens 9 --val-tokens 9",
             "--mix-tokens: expected --val-fraction",

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -321,6 +322,7 @@ def test_ctrl_c_of_the_program(tmp_path, ranks):
 
 
 def test_already_there(tmp_path, ranks, capsys):
+    """A finished data set is left alone; a damaged one is made again, to the same bytes."""
     (tmp_path / "a.jsonl").write_bytes(lines(texts(30)))
     flags = (tmp_path / "a.jsonl", "--tokenizer", ranks, "--out", tmp_path / "o", "--shard-tokens", 500)
     make(*flags)
@@ -328,6 +330,12 @@ def test_already_there(tmp_path, ranks, capsys):
     make(*flags)
     assert "already there" in capsys.readouterr().out
     assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "o").iterdir()}
+    whole, shard = content(tmp_path / "o"), tmp_path / "o/train_001.bin"
+    # An earlier version did not write the index.
+    for damage in (lambda: os.truncate(shard, shard.stat().st_size - 1), (tmp_path / "o/index.json").unlink):
+        damage()
+        make(*flags)
+        assert "already there" not in capsys.readouterr().out and content(tmp_path / "o") == whole
     (tmp_path / "a.jsonl").write_bytes(lines(texts(3)))
     make(*flags)
     assert "already there" not in capsys.readouterr().out
@@ -353,6 +361,23 @@ def test_a_line_without_end(tmp_path, ranks):
     assert tokens(tmp_path / "o") == expected(["one", "two"])
     found = re.findall(r"(?:VmHWM|of workers):\s+(\d+) kB", said)
     assert len(found) == 2 and max(map(int, found)) < 400 << 10
+
+
+def test_lines_between_long_ones(tmp_path, monkeypatch):
+    """Each line is in a block, with its number, or too long; from any block on, the blocks are the same."""
+    monkeypatch.setattr(documents, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(documents, "MOST_DOCUMENT", 300)
+    rng = random.Random(1)
+    found = {i: b"x" * rng.choice([1, 1, 9, 30, 500, 801]) for i in range(1, 400)}
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(found.values()))
+    file = inputs.InputFile(str(tmp_path / "a.jsonl"), "jsonl")
+    read = partial(documents._lines, file, documents.Reading())
+    blocks = list(read())
+    kept = {b.first + i: line for b in blocks for i, line in enumerate(b.content.split(b"\n")) if line}
+    assert kept == {i: line for i, line in found.items() if len(line) < 300}
+    assert [i for b in blocks for _, i, _ in b.skipped] == [i for i in found if i not in kept]
+    for i, block in enumerate(blocks, 1):
+        assert list(read(*block.after)) == blocks[i:]
 
 
 # Names of data sets: files of the hub's format, made here

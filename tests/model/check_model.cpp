@@ -1,12 +1,9 @@
 // Models that hold a range of the layers, with several micro-batches in flight, and models of which some parameters do not
 // train: what they compute has the bits of the whole model, one micro-batch after the other.
-#include <cmath>
 #include <map>
 
 #include "checkpoint/config_json.h"
 #include "core/device_memory.h"
-#include "core/observer.h"
-#include "data/tokens.h"
 #include "model/optimizer.h"
 #include "small_run.h"
 
@@ -195,58 +192,6 @@ TEST(check_frozen) {
     ModelOptions half = options_of(cases[0]);
     half.frozen = {"*q_proj*"};
     refused("half of a matrix frozen", {"k_proj", "one matrix"}, [&] { Model(small_model("llama"), half); });
-}
-
-// A head that computes the predicted rows alone: losses and gradients of one that computes all, to the order of sums.
-TEST(check_predicted_rows) {
-    put("config.json", R"({"model_type": "bert", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64, "hidden_act": "gelu",
-        "initializer_range": 0.1, "type_vocab_size": 2})");
-    constexpr int64_t M = 8;
-    std::vector<int32_t> tokens(static_cast<size_t>(B * T)), targets(tokens.size(), ignore_index),
-        ids(2 * M + tokens.size());
-    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = static_cast<int32_t>((i * i + 7 * i) % V);
-    for (const size_t row : {0, 3, 9, 10, 17, 26, 31}) targets[row] = static_cast<int32_t>(2 * row);
-    check(find_predicted(targets.data(), B * T, M, ids.data()), "M - 1 of them");
-    check(!find_predicted(targets.data(), B * T, M - 1, std::vector<int32_t>(ids.size()).data()));
-    std::vector<std::vector<float>>
-        found[3];  // all rows of one micro-batch, and of two; the predicted of two
-    for (const int k : {0, 1, 2}) {
-        const bool alone = k == 2;
-        ModelOptions options;
-        options.batch_size = B, options.seq_len = T, options.predicted_rows = M;
-        Model m(load_config(in_folder("config.json")), options);
-        prepare(m);
-        int64_t rows = 0;
-        const Observer observer = observe_calls([&](const Call& call, const Variant&) {
-            if (call.op->name == "cross_entropy") rows += call["N"];
-        });
-        m.context.observer = &observer;
-        const int passes = k == 0 ? 1 : 2;
-        for (int pass = 0; pass < passes; pass++) {
-            set_batch(m, tokens.data(), targets.data(), B, T);
-            if (alone) set_predicted(m, ids.data());
-            forward_backward(m, pass == 0);
-        }
-        check(rows == passes * (alone ? M : B * T));
-        const auto add = [&](const Tensor& t) {
-            found[k].emplace_back(t.as<float>(), t.as<float>() + t.elements());
-        };
-        add(m.activations.losses);
-        for (const Parameter& each : m.parameters.table)
-            if (each.trains) add(m.parameters.gradient(each));
-    }
-    for (size_t k = 0; k < found[0].size(); k++) {
-        const float factor = k == 0 ? 1 : 2;  // of gradients, not of the losses
-        float largest = 0, difference = 0;
-        for (size_t i = 0; i < found[0][k].size(); i++) {
-            const float expected = factor * found[0][k][i];
-            largest = std::max(largest, std::abs(expected));
-            for (const int other : {1, 2})
-                difference = std::max(difference, std::abs(expected - found[other][k][i]));
-        }
-        check(largest > 0 && difference <= 1e-6f * largest, "tensor " + std::to_string(k));
-    }
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hf_dirs import TEXT, WINDOWS, YARN, write_directory, write_weights
+from hf_float64 import compute_in_double
 from run import ROOT, flags, refused, refuses, run_llamac
 
 from llamac import Error
@@ -64,7 +65,7 @@ def some_ids(count: int, V: int, seed: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "fp16"])
-def test_logits_with_the_cache(shape, dtype):
+def test_logits_with_the_cache(shape, dtype, monkeypatch):
     """Of a prompt and of each token after it, beside those of a whole pass in float64."""
     import torch
 
@@ -73,7 +74,10 @@ def test_logits_with_the_cache(shape, dtype):
     theirs = transformers_model(shape, TABLE[dtype].torch)
     with torch.no_grad():
         baseline = theirs(torch.tensor([tokens])).logits[0].double().numpy()
-        truth = theirs.double()(torch.tensor([tokens])).logits[0].numpy()
+        compute_in_double(monkeypatch, sys.modules[type(theirs).__module__])
+        exact = transformers_model(shape, "float64")
+        exact.load_state_dict(theirs.state_dict())  # the weights in dtype; rotary frequencies stay double
+        truth = exact(torch.tensor([tokens])).logits[0].numpy()
     for prompt in (1, 23, 50):
         found = model.next_logits(tokens, prompt)
         wanted = slice(prompt - 1, None)
@@ -115,6 +119,9 @@ def test_the_prompt_is_encoded_as_transformers_does(directory):
     wanted = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert chat.load(directory).render(messages)[0] == wanted
     assert model.encode_chat(messages) == theirs(wanted, add_special_tokens=False)["input_ids"]
+    parts = [{"type": "text", "text": " the cat? "}, {"type": "text", "text": "<b>&\n"}]
+    in_parts = [messages[0], {"role": "user", "content": parts}, *messages[2:]]
+    assert model.encode_chat(in_parts) == model.encode_chat(messages)
     answer = chat.load(directory).render(messages, answer_begins=False)[0]
     assert answer == theirs.apply_chat_template(messages, tokenize=False) and wanted.startswith(answer)
 
@@ -155,10 +162,11 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
 )
 def test_templates_have_limits(monkeypatch, source, words):
     """In a thread, too, and with a template after it."""
-    monkeypatch.setattr(limited, "SECONDS", 0.5)
     template = chat.Template(Path("t.jinja"), source, {})
-    with ThreadPoolExecutor(1) as pool, pytest.raises(Error, match=rf"^t\.jinja: chat template: .*{words}"):
-        pool.submit(template.render, [{}]).result()
+    with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        patch.setattr(limited, "SECONDS", 0.5 if source == ENDLESS else limited.SECONDS)
+        with pytest.raises(Error, match=rf"^t\.jinja: chat template: .*{words}"):
+            pool.submit(template.render, [{}]).result()
     assert chat.Template(Path(), "{{ messages }}", {}).render([{"é": [1]}])[0] == "[{'é': [1]}]"
 
 
@@ -393,6 +401,12 @@ def test_prompts_are_checked_before_the_first_answer(directory, tmp_path):
     done = run_llamac("generate", directory, "--prompts", path, "--batch", "1", code=2)
     assert done.stdout == ""
     assert f"{path}: line 3: expected a prompt that leaves room for 1 tokens" in done.stderr
+    path = tmp_path / "p.jsonl"
+    messages = [[{"role": "user", "content": [{"type": kind, kind: "x"}]}] for kind in ("text", "image_url")]
+    path.write_text("".join(json.dumps({"messages": each}) + "\n" for each in messages))
+    said = run_llamac("generate", directory, "--prompts", path, code=2).stderr
+    found = "expected text, found content other than text"
+    assert said == f"llamac generate: {path}: line 2: message 1: {found}\n"
 
 
 def test_memory_is_allocated_for_what_is_needed(directory, tmp_path, monkeypatch):

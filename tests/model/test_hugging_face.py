@@ -1,19 +1,17 @@
-"""Hugging Face: transformers opens checkpoints; the program reads folders of weights, carries tokenizers."""
+"""Hugging Face: the program reads folders of weights, carries tokenizers."""
 
 import json
 import shutil
-import subprocess
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from hf_dirs import write_weights
-from run import MODEL, ROOT, T, V, events, flags, losses, one_line, reference_flags, refused
+from run import MODEL, ROOT, events, flags, losses, one_line, reference_flags, refused
 from safetensors.torch import load_file, save_file
 
 import train_llama3 as ref
-from llamac.base.tolerance import FORWARD, violation
 from llamac.data import tokenizer
 from llamac.inference.model import Inference
 from llamac.model import hf
@@ -23,29 +21,6 @@ from llamac.training.options import parse
 from llamac.training.weights import load_weights
 
 pytestmark = pytest.mark.program
-
-
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_transformers_opens_a_checkpoint(build, train, data, tmp_path, dtype):
-    from transformers import AutoModelForCausalLM
-
-    train(*flags(data, tmp_path / "out", dtype=dtype))
-    checkpoint = tmp_path / "out/step_000008"
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto", attn_implementation="eager")
-    assert model.dtype == (torch.bfloat16 if dtype == "bf16" else torch.float32)
-    tokens = torch.randint(V, (2, T), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        theirs, truth = model(tokens).logits, model.double()(tokens).logits
-    (tmp_path / "state").mkdir()
-    for file in ("config.json", "model.safetensors"):
-        (tmp_path / "state" / file).write_bytes((checkpoint / file).read_bytes())
-    settings = {key: "0.9" for key in ("lr", "beta1", "beta2", "eps", "weight_decay", "grad_clip")}
-    ids = tokens.int()
-    save_file({"tokens": ids, "targets": ids.clone()}, tmp_path / "state/debug_state.safetensors", settings)
-    subprocess.run([build / "debug_state", tmp_path / "state", tmp_path / "ours", dtype], check=True)
-    ours = load_file(tmp_path / "ours")["logits"]
-    arrays = (x.double().numpy() for x in (ours.view(truth.shape), theirs, truth))
-    assert violation(*arrays, dtype, FORWARD) == ""
 
 
 def test_a_folders_weights_are_the_default(train, data, tmp_path):

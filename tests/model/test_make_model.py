@@ -4,12 +4,14 @@ import json
 import re
 
 import pytest
-from run import run_llamac
+from run import ROOT, run_llamac
 
 from llamac import Error
 from llamac.data import tokenizer
 from llamac.model.config import load_config
 from llamac.model.make import make
+
+QWEN2 = str(ROOT / "tests/models/qwen2.json")
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,8 @@ def test_like_another_model(data):
     gpt2 = make(own, "gpt2-125m", hidden_size=512, num_hidden_layers=3)
     assert gpt2.to_dict("float32") | {"n_embd": 512, "n_head": 8, "n_layer": 3} == gpt2.to_dict("float32")
     assert (gpt2.model_type, gpt2.intermediate_size, gpt2.eos_token_id) == ("gpt2", 2048, 299)
+    for given in ({}, {"num_hidden_layers": 2}):  # one of which has a window
+        assert make(own, QWEN2, **given).windows() == load_config(QWEN2).windows() == [None, 7]
 
 
 @pytest.mark.parametrize(
@@ -61,6 +65,7 @@ def test_like_another_model(data):
         ({"num_hidden_layers": 3, "hidden_size": 100}, "--channels: expected a multiple of 64, found 100"),
         ({"num_hidden_layers": 3, "num_key_value_heads": 2}, "expected a divisor of num_attention_heads 3"),
         ({"like": "gpt2-125m", "rope_theta": 5e5}, "a model of type gpt2 has no rope_theta"),
+        ({"like": QWEN2, "num_hidden_layers": 3}, "--depth: expected 2, as layer_types of --like"),
         ({"like": "unknown"}, "model unknown: expected a directory with config.json or a preset"),
     ],
 )

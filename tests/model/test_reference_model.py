@@ -1,13 +1,13 @@
 """The reference model (train_llama3.py) against transformers' LlamaForCausalLM, and the reference tensors."""
 
 import json
-import math
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from debug_states import load, statistics_of
 from hf_dirs import WINDOWS, YARN
 from hf_float64 import compute_in_double
 from run import refused
@@ -59,23 +59,35 @@ def references(tmp_path_factory) -> Path:
     return root
 
 
-def batch(vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens, targets = torch.from_numpy(np.random.default_rng(7).integers(vocab_size, size=(2, B, T)))
+def batch(vocab_size: int, seed: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, targets = torch.from_numpy(np.random.default_rng(seed).integers(vocab_size, size=(2, B, T)))
     targets[:, 3::4] = ref.IGNORED
     return tokens, targets
+
+
+def of_batches(model: torch.nn.Module, results: Callable[[torch.Tensor, torch.Tensor], Tensors]) -> Tensors:
+    """Of three: a loss, or the largest of few gradients, can be right by luck."""
+    each = []
+    for seed in (7, 8, 9):
+        model.zero_grad()
+        each.append(results(*batch(model.config.vocab_size, seed)))
+    return {name: torch.stack([one[name].detach() for one in each]) for name in each[0]}
 
 
 def our_results(directory: Path, dtype: torch.dtype) -> Tensors:
     """Logits, loss and gradients of every parameter, by our model loaded from a directory."""
     model = ref.empty_model(load_config(directory), dtype)
     load_weights(model, directory)
-    tokens, targets = batch(model.config.vocab_size)
-    logits = model(tokens, ref.precompute_cis(model.config, T, dtype=dtype))
-    loss, _ = ref.mean_loss(ref.cross_entropy(logits, targets), targets)
-    loss.backward()
     turned, found = model.config.is_turned, parts(model)
-    grads = {p.name: p.parameter.grad.T if turned(p.name) else p.parameter.grad for p in found}
-    return {"logits": logits.detach(), "loss": loss.detach(), **grads}
+
+    def results(tokens, targets):
+        logits = model(tokens, ref.precompute_cis(model.config, T, dtype=dtype))
+        loss, _ = ref.mean_loss(ref.cross_entropy(logits, targets), targets)
+        loss.backward()
+        grads = {p.name: p.parameter.grad.T if turned(p.name) else p.parameter.grad for p in found}
+        return {"logits": logits, "loss": loss, **grads}
+
+    return of_batches(model, results)
 
 
 def their_results(directory: Path, dtype: torch.dtype) -> Tensors:
@@ -83,12 +95,14 @@ def their_results(directory: Path, dtype: torch.dtype) -> Tensors:
     is_encoder = load_config(directory).is_encoder
     kind = AutoModelForMaskedLM if is_encoder else AutoModelForCausalLM
     model = kind.from_pretrained(directory, dtype=dtype, attn_implementation="eager")
-    tokens, targets = batch(model.config.vocab_size)
-    logits = model(tokens).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    loss.backward()
-    grads = {name: p.grad for name, p in model.named_parameters()}
-    return {"logits": logits.detach(), "loss": loss.detach(), **grads}
+
+    def results(tokens, targets):
+        logits = model(tokens).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss.backward()
+        return {"logits": logits, "loss": loss, **{name: p.grad for name, p in model.named_parameters()}}
+
+    return of_batches(model, results)
 
 
 def true_results(directory: Path, monkeypatch) -> Tensors:
@@ -149,43 +163,6 @@ def test_changes_agree_with_transformers(references, monkeypatch, tmp_path, chan
     ours = our_results(tmp_path, torch.float32)
     assert mismatches(ours, their_results(tmp_path, torch.float32), truth) == []
     assert mismatches(our_results(source, torch.float32), ours, truth) != []
-
-
-def interleaved_rope(x, cis):
-    cos, sin = cis
-    a, b = x[..., 0::2], x[..., 1::2]
-    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
-
-
-def unscaled(config, *args, **kwargs):
-    return PRECOMPUTE_CIS(replace(config, rope_scaling=None), *args, **kwargs)
-
-
-def heads_in_turn(q, k, v, **mask):  # query head h reads key head h % NKV instead of h // (NH/NKV)
-    k, v = (x.repeat(1, 1, q.shape[2] // x.shape[2], 1) for x in (k, v))
-    return ref.attention(q, k, v, **mask)
-
-
-PRECOMPUTE_CIS, RMSNORM = ref.precompute_cis, ref.rmsnorm
-FAULTS = {
-    "interleaved": ("tied-gqa", ref.TORCH, "rope", interleaved_rope),
-    "unscaled8": ("scaled8", ref, "precompute_cis", unscaled),
-    "unscaled32": ("scaled32", ref, "precompute_cis", unscaled),
-    "heads": ("tied-gqa", ref.TORCH, "attention", heads_in_turn),
-    "norm": ("untied-mha", ref.TORCH, "rmsnorm", lambda x, weight, eps: RMSNORM(x, weight, eps) / weight),
-    "nan": ("untied-mha", ref, "cross_entropy", lambda logits, targets: logits.sum() * math.nan),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_catches_a_fault(references, monkeypatch, fault):
-    name, where, what, wrong = FAULTS[fault]
-    directory = references / name / "f32"
-    truth, baseline = true_results(directory, monkeypatch), their_results(directory, torch.float32)
-    monkeypatch.setattr(where, what, wrong)
-    ours = our_results(directory, torch.float32)
-    unused = {name: torch.zeros_like(truth[name]) for name, x in ours.items() if x is None}
-    assert mismatches(ours | unused, baseline, truth) != []
 
 
 @pytest.mark.parametrize("factor", [None, 8.0, 32.0])
@@ -351,81 +328,12 @@ def test_debug_state(references, name, dtype):
         # An encoder's step has the mean over all tokens times the tokens per target.
         rounding = 2**-22 if config.is_encoder else 0
         torch.testing.assert_close(state["train.losses"][0], state["loss"][0], rtol=rounding, atol=0)
-
-
-@pytest.mark.parametrize("name", MODELS[:-1])
-def test_activations_and_gradients_fit_together(references, name):
-    """In double: a weight's gradient is the product of the tensors that the state names as its input and its
-    output's gradient, and the norms' and attention's statistics give their outputs.
-    """
-    config = load_config(references / name / "f32")
-    files = (references / name / f"f32/{file}.safetensors" for file in ("truth", "model"))
-    state, weights = map(load_file, files)
-
-    def product(dout: str, x: str) -> torch.Tensor:
-        return state[dout].flatten(2).flatten(0, 1).T @ state[x].flatten(0, 1)
-
-    def close(a: torch.Tensor, b: torch.Tensor) -> None:
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-
-    head = product("dact.logits", "act.final_norm")
-    if not config.tie_word_embeddings:
-        close(head, state["grad.lm_head.weight"])
-    x = state["act.embedding"]
-    for i, window in enumerate(config.windows()):
-        a, d = f"act.{i}.", f"dact.{i}."
-        is_gpt2 = config.model_type == "gpt2"
-        prefix, half, (o, down) = f"model.layers.{i}.", "self_attn", ("self_attn.o_proj", "mlp.down_proj")
-        (*_, last), _, up, _ = (tuple(row.weights) for row in config.block)
-        norms, activation = ("input_layernorm", "post_attention_layernorm"), "swiglu"
-        if is_gpt2:
-            prefix, half, (o, down) = f"transformer.h.{i}.", "attn", ("attn.c_proj", "mlp.c_proj")
-            last, norms, up, activation = "c_attn", ("ln_1", "ln_2"), ("c_fc",), "gelu"
-
-        def gradient(*modules: str, prefix: str = prefix) -> torch.Tensor:
-            return torch.cat([state[f"grad.{prefix}{module}.weight"] for module in modules])
-
-        mlp, added, inputs = (
-            state[a + "residual_mid"],
-            ("residual_mid", "residual_out"),
-            ("input_norm", "post_norm"),
-        )
-        normed = {"input": (x, state.get(a + inputs[0])), "post": (mlp, state.get(a + inputs[1]))}
-        if config.output_norm:
-            norms, inputs = (
-                ("post_attention_layernorm", "post_feedforward_layernorm"),
-                ("attention_input", "mlp_input"),
-            )
-            for name, residual in zip(inputs, (x, mlp)):
-                close(state[a + name], residual)
-            sums = mlp - x, state[a + "residual_out"] - mlp
-            added = ("attention_out", "mlp_out")
-            normed = {name: (state[a + name], change) for name, change in zip(added, sums)}
-        close(product(d + "v", a + inputs[0]), gradient(f"{half}.{last}")[-config.kv_size :])
-        close(product(d + added[0], a + "attention"), gradient(o))
-        close(product(d + "gate_up", a + inputs[1]), gradient(*(f"mlp.{each}" for each in up)))
-        close(product(d + added[1], a + activation), gradient(down))
-        gate, *rest = state[a + "gate_up"].chunk(1 if is_gpt2 else 2, -1)
-        inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
-        made = gate * (1 + inner.tanh()) / 2 if is_gpt2 else gate * gate.sigmoid() * rest[0]
-        close(made, state[a + activation])
-        for module, (norm, (source, result)) in zip(norms, normed.items()):
-            scale = weights[f"{prefix}{module}.weight"].double()
-            mean, shift = state.get(f"{a}{norm}_mean"), weights.get(f"{prefix}{module}.bias")
-            centered = source if mean is None else source - mean[..., None]
-            wanted = centered * state[f"{a}{norm}_rstd"][..., None] * scale
-            close(wanted if shift is None else wanted + shift.double(), result)
-        q, k, v = state[a + "q"], state[a + "k"], state[a + "v"]
-        group = q.shape[2] // k.shape[2]
-        scores = torch.einsum("bthd,bshd->bhts", q, k.repeat_interleave(group, 2)) / math.sqrt(
-            config.head_dim
-        )
-        probabilities = (scores - state[a + "attention_lse"][..., None]).exp().tril()
-        probabilities = probabilities.triu(1 - (window or T))
-        close(probabilities.sum(-1), torch.ones(B, q.shape[2], T, dtype=torch.float64))
-        attention = torch.einsum("bhts,bshd->bthd", probabilities, v.repeat_interleave(group, 2))
-        close(attention.flatten(2), state[a + "attention"])
-        x = state[a + "residual_out"]
+        # Those of the C model are compared with their own rows (first_difference), not with these.
+        values = load(path)
+        for tensor in (each for each in values if each.endswith(("_rstd", "_mean"))):
+            rtol = 1e-10 if file == "truth" else 1e-5
+            expected = statistics_of(tensor, values)
+            np.testing.assert_allclose(values[tensor], expected, rtol=rtol, atol=rtol, err_msg=tensor)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -204,16 +203,6 @@ def test_waves_share_a_simd(isa):
     assert simulate(products, sums)[0] == [[0, 16], [32, 36, 40, 44]]
     first, second = simulate([ADD] * 2, ["s_setprio 1", *[ADD] * 2])[0]
     assert (first, second) == ([0, 12], [0, 4, 8])
-
-
-def test_picture(isa):
-    from timing_picture import picture
-
-    _, unit = simulate([MFMA.format("v[16:19]")] * 2, [ADD] * 4)
-    unit.events = [(0, 0, 16, "mfma"), (1, 16, 4, "vector"), (0, 90, 16, "mfma")]
-    root = ElementTree.fromstring(picture(unit, (0, 50), "a<128> & b"))
-    boxes = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if float(e.get("height")) in (8, 15)]
-    assert len(boxes) == 2 and "a<128> & b: 50 cycles" in "".join(root.itertext())
 
 
 def test_lds_conflicts_and_barrier(isa):

@@ -167,32 +167,13 @@ def test_the_picture_of_the_documentation(drawn):
     assert "](../images/training.png)" in text and command in text
 
 
-def losses(folder, loss: float, steps: int = 4, validation: bool = True) -> None:
-    folder.mkdir(parents=True)
-    events = [{"event": "step", "step": k, "loss": loss + 1 / k} for k in range(1, steps + 1)]
-    events += [{"event": "val", "step": steps, "loss": loss}] if validation else []
-    (folder / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
-
-
 def looks(lines) -> set[tuple]:
     return {(line.get_color(), line.get_linestyle()) for line in lines}
 
 
-def test_several_runs_in_one_picture(tmp_path, monkeypatch, figures):
-    """Each has its name and a look of its own, and its difference to the first."""
-    outs = [tmp_path / f"{k}/out" for k in range(10)]
-    for k, out in enumerate(outs):
-        losses(out, 2 + 0.1 * k, validation=k != 3)
-    monkeypatch.setattr("sys.argv", ["plot", *map(str, outs), "--to", str(tmp_path / "all.png")])
-    plot.main()
-    (figure,) = figures
-    top, bottom = figure.axes
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names[:2] == ["0/out, 2.0000", "1/out, 2.1000"] and names[3] == "3/out" and len(names) == 10
-    assert len(looks(top.lines)) == 10 and len(looks(bottom.lines)) == 9
-    assert bottom.lines[0].get_ydata() == pytest.approx([0.1] * 4) and "0/out" in bottom.get_ylabel()
-    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
-    assert "expected --to PNG" in run_llamac("plot", *outs[:2], code=2).stderr
+def test_several_runs_are_a_report():
+    said = run_llamac("plot", "a", "b", code=2).stderr
+    assert said == "llamac plot: OUT: expected one run, found 2; `llamac report` compares runs\n"
 
 
 def test_ten_tasks_look_different(tmp_path, figures):

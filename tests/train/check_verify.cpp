@@ -5,7 +5,6 @@
 #include "checkpoint/config_json.h"
 #include "core/device_memory.h"
 #include "core/observer.h"
-#include "ops/operations.h"
 #include "small_run.h"
 #include "train/memory.h"
 
@@ -22,69 +21,6 @@ void flip(const Tensor& t, int64_t element, int bit) {
     copy_bytes(&value, byte, 1);
     value = static_cast<char>(value ^ 1 << bit % 8);
     copy_bytes(byte, &value, 1);
-}
-
-// ---- the hash ----
-
-using Elements = std::vector<uint16_t>;
-
-std::vector<double> hash_of(const Elements& x, const char* variant = nullptr) {
-    const DeviceMemory memory(2 * static_cast<int64_t>(x.size())), sum(16);
-    copy_bytes(memory.data, x.data(), memory.bytes);
-    const Tensor tensors[] = {make_tensor(sum.data, DType::f64, {2}),
-                              make_tensor(memory.data, DType::bf16, {static_cast<int64_t>(x.size())})};
-    run(find_operation("hash"), tensors, {}, computing_context(), variant);
-    std::vector<double> halves(2);
-    copy_bytes(halves.data(), sum.data, sum.bytes);
-    return halves;
-}
-void flip(Elements& x, size_t bit) {
-    x[bit / 16] ^= static_cast<uint16_t>(1u << bit % 16);
-}
-
-TEST(check_every_bit) {
-    Elements x(67);
-    for (size_t i = 0; i < x.size(); i++) x[i] = static_cast<uint16_t>(i * i * 40503);
-    const auto expected = hash_of(x);
-    for (const Variant& v : find_operation("hash").variants) {
-        if (v.backend() == Backend::host && !device_properties().emulated) continue;
-        check(hash_of(x, v.name) == expected, std::string(v.name) + ": its hash");
-        int unseen = 0;
-        for (size_t bit = 0; bit < 16 * x.size(); bit += v.backend() == Backend::host ? 1 : 7) {
-            flip(x, bit);
-            unseen += hash_of(x, v.name) == expected;
-            flip(x, bit);
-        }
-        check(unseen == 0, std::string(v.name) + ": a flipped bit that the hash does not see");
-    }
-    x.pop_back();
-    check(hash_of(x) != expected, "fewer elements");
-}
-
-// Changes of two words, of the same bit of each, whose terms might cancel.
-TEST(check_pairs_of_bits) {
-    Elements x(64);
-    for (const uint16_t content : {0, 0x3f80, 0xffff}) {
-        std::fill(x.begin(), x.end(), content);
-        const auto before = hash_of(x);
-        int same = 0, near = 0;
-        for (size_t bit = 0; bit < 64; bit++)
-            for (size_t a = 0; a < 16; a++)
-                for (size_t b = 0; b < a; b++) {
-                    for (const size_t word : {a, b}) flip(x, 64 * word + bit);
-                    const auto after = hash_of(x);
-                    same += after == before;
-                    near += static_cast<int64_t>(after[0] - before[0]) % 1024 == 0;
-                    for (const size_t word : {a, b}) flip(x, 64 * word + bit);
-                }
-        check(same == 0, "two flipped bits that the hash does not see");
-        // Of 7680 pairs 7.5, were the differences random numbers.
-        check(near < 30, "the difference's lower 10 bits are 0 " + std::to_string(near) + " times");
-    }
-    x[3] = 7;
-    const auto before = hash_of(x);
-    std::swap(x[0], x[3]);
-    check(hash_of(x) != before, "elements that change places");
 }
 
 // ---- the same bits ----
@@ -109,14 +45,6 @@ TEST(check_kernels) {
         o.graphs = graphs;
         check(train(o, 0) == plain, "verified with kernels: other bits");
     }
-}
-
-TEST(check_resumed) {
-    const Words words = {"--out", in_folder("resumed"), "--verify-every", "2"};
-    const Trained whole = train(small_run(words), 0);
-    saved_run(small_run(words));
-    Trainer again(small_run(with(words, {"--resume", "auto"})), 0);
-    check(train(again).weights == whole.weights, "resumed between verified steps: other bits");
 }
 
 // ---- one flipped bit ----
@@ -214,23 +142,6 @@ TEST(check_faults) {
 }
 
 // ---- flags and memory ----
-
-// No operation of the program has a variant whose bits differ from run to run.
-void copy(View<float, 1> out, View<const float, 1> x, LaunchContext context) {
-    copy_bytes_async(context.caller, out.data, x.data, x.shape[0] * size_of(DType::f32));
-}
-Operation unordered(
-    "unordered(out: f32[P]; x: f32[P])", "a copy",
-    {{.name = "reference", .idea = "a loop", .instantiations = instantiations<copy>()},
-     {.name = "naive", .idea = "a loop", .instantiations = instantiations<copy>(), .deterministic = false}});
-
-TEST(check_refused_kernels) {
-    const Words any_order = {"--kernel", "unordered=naive"};
-    refused("kernels whose bits differ",
-            {"--verify-every", "the same bits in every run", "unordered=naive", "--list-kernels"},
-            [&] { Trainer t(small_run(with(any_order, {"--verify-every", "5"}))); });
-    check(error_of([&] { check_deterministic(KernelChoices(small_run().kernel)); }).empty(), "all others");
-}
 
 int64_t verification_bytes(const Model& m) {
     int64_t bytes = 0;

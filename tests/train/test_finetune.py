@@ -506,8 +506,8 @@ def test_rows_that_are_left_out(directory, tmp_path, capsys):
     rows += [{"messages": TURNS, "tools": [{"name": "f"}]}, {"messages": [{**TURNS[0], "content": [5]}]}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = finetune.read([path], encoder, 999)
-    parts = "content with parts that are no text"
-    assert len(found.rows) == 1 and found.left_out == {"refused by the chat template": 3, parts: 1}
+    others = {"refused by the chat template": 3, "content other than text": 1}
+    assert len(found.rows) == 1 and found.left_out == others
     told = capsys.readouterr().out.splitlines()
     assert told[0].endswith("line 1: " + f"{tmp_path}/chat_template.jinja: chat template: not this")
     assert "found another text for message" in told[1] and "one that renders tools" in told[2]

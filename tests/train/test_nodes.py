@@ -282,13 +282,13 @@ def test_a_lost_node(train, build, shared, nodes, divisible, mesh, lost):
     needs(build, "GLOO", 4)
     out = shared / "out"
     more = ENDLESS | divisible | MESHES.get(mesh, {})
-    command = [build / "train_llama3", *flags(shared / "data", out, **more, collective_timeout=10)]
+    command = [build / "train_llama3", *flags(shared / "data", out, **more, collective_timeout=40)]
     started = start_ranks(nodes, 2, command)
     until_logged(out, "checkpoint", started[0])
     nodes[lost].kill()
     began = time.monotonic()
     left = finish(started)[2 * (1 - lost) :][:2]
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30  # not when the time is over
     assert [code for code, _ in left] == [2, 2], left
     said = "".join(text for _, text in left)
     assert all(len(text.splitlines()) <= 1 for _, text in left), said

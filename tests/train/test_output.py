@@ -237,22 +237,6 @@ def test_both_refuse_in_the_same_words(train, data, whole, tmp_path, change):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.program
-@pytest.mark.parametrize(
-    "changes, expected",
-    [
-        ({"seed": 7}, "was written with --seed 42, expected the same, found 7"),
-        ({"total_batch_size": 256}, "was written with --total-batch-size 64, expected the same, found 256"),
-        ({"dtype": "bf16"}, "was written with --dtype f32, expected the same, found bf16"),
-        ({"model": "tests/models/untied-mha.json"}, "step_000008"),
-        ({"steps": 7}, "expected at most --steps 7, found a checkpoint of step 8"),
-    ],
-)
-def test_what_a_resumed_run_may_not_change(train, data, whole, tmp_path, changes, expected):
-    line = [*flags(data, tmp_path / "out", **changes), "--resume", whole / "step_000008"]
-    assert expected in one_line(train(*line, code=2)) and not (tmp_path / "out").exists()
-
-
 # A run knows itself
 
 
@@ -285,7 +269,8 @@ def test_a_run_knows_itself(train, data, tmp_path):
     values = tomllib.loads((tmp_path / "moved/config.toml").read_text())
     assert (values["out"], values["steps"], values["log-every"]) == (f"{tmp_path}/moved", 8, 3)
     again = train("--resume", "none", "--config", tmp_path / "moved/config.toml", "--log-every", "9")
-    assert line_of(again.stdout, "now in").endswith("moved/previous_1") and bits(tmp_path / "moved")
+    assert line_of(again.stdout, "now in").endswith("moved/previous_1")
+    assert bits(tmp_path / "moved") == bits(tmp_path / "whole")
     assert (tmp_path / "moved/previous_1/config.toml").exists()
 
 
@@ -339,6 +324,8 @@ def test_what_a_resume_may_not_change(train, whole):
     before = (whole / "config.toml").read_bytes()
     for flag, value in {"--seed": "7", "--steps": "7", "--dtype": "bf16", "--lr": "-1"}.items():
         assert flag in one_line(train("--resume", "auto", "--out", whole, flag, value, code=2))
+    other = ("--model", "tests/models/untied-mha.json")
+    assert "step_000008" in one_line(train("--resume", "auto", "--out", whole, *other, code=2))
     assert (whole / "config.toml").read_bytes() == before
 
 

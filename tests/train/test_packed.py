@@ -23,10 +23,15 @@ def packed_data(tmp_path_factory):
     return write(tmp_path_factory.mktemp("packed") / "data", share=0.3)
 
 
-FP8 = {"model": "tests/models/sixteens.json", "matmul_dtype": "fp8"}
+# With a schedule by which the scales change until the end.
+FP8 = {"model": "tests/models/sixteens.json", "matmul_dtype": "fp8", "schedule": "constant"}
 
 
-@pytest.mark.parametrize("precision", [{}, FP8], ids=["storage", "fp8"])
+@pytest.mark.parametrize(
+    "precision",
+    [{}, FP8, pytest.param(FP8 | {"fp8_recipe": "row"}, marks=pytest.mark.more)],
+    ids=["storage", "fp8", "row"],
+)
 def test_a_resumed_run_has_the_same_bits(train, packed_data, tmp_path, precision):
     """And a verified one, and one in other micro-batches the same losses."""
     out, again = tmp_path / "out", tmp_path / "again"

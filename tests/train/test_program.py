@@ -175,11 +175,10 @@ def test_a_log_that_was_cut_is_continued(train, data, tmp_path):
         shutil.rmtree(out / "step_000008")
 
 
-def test_the_number_of_threads_changes_little(train, data, tmp_path):
-    """BLAS may divide a sum by threads; everything of ours may not."""
+def test_the_number_of_threads_changes_nothing(train, data, tmp_path):
     for threads in ("1", "2"):
         train(*flags(data, tmp_path / threads), env=os.environ | {"OMP_NUM_THREADS": threads})
-    np.testing.assert_allclose(losses(tmp_path / "1"), losses(tmp_path / "2"), rtol=1e-6)
+    assert bits(tmp_path / "1") == bits(tmp_path / "2")
 
 
 def test_accumulation_is_a_larger_batch(train, data, tmp_path):
@@ -224,8 +223,9 @@ def test_an_encoder_predicts_masked_tokens(train, data, tmp_path):
     (tmp_path / "pieces").mkdir()
     tokenizer.load(tmp_path).write_beside_tokens(tmp_path / "pieces")
     words = {"tokenizer": tmp_path / "pieces/tokenizer.vocab", "mlm_whole_words": "on"}
-    # Of 960 rows about 144 are predicted: the head computes 256.
+    # Of 960 rows of each of two micro-batches about 144 are predicted: the head computes 256.
     line = {"model": source, "sample_every": 1, "val_every": 4, "batch_size": 24, "seq_len": 40} | words
+    line |= {"total_batch_size": 2 * 24 * 40}
     said = train(*flags(data, tmp_path / "out", **line)).stdout
     assert "does not use" not in said
     reference.train(parse([*reference_flags(data, tmp_path / "ref", **line)]))
@@ -313,16 +313,6 @@ def test_steps_that_are_not_finite_are_skipped(train, data, tmp_path):
     assert weights[0] == weights[1] == weights[2]
 
 
-@pytest.mark.parametrize("precision", ["f32", "bf16-throughout"])
-def test_a_verified_run_has_the_same_bits(train, data, tmp_path, precision):
-    extra = PRECISIONS[precision] | {"total_batch_size": 8 * T}
-    train(*flags(data, tmp_path / "plain", **extra))
-    train(*flags(data, tmp_path / "verified", **extra, verify_every=3))
-    assert bits(tmp_path / "verified") == bits(tmp_path / "plain")
-    said = train(*flags(data, tmp_path / "dry", **extra, verify_every=3), "--dry-run").stdout
-    assert re.search(r"^  verification +\d+ +[\d.]+$", said, re.MULTILINE)
-
-
 # Beside the Python program, and with other kernels
 
 
@@ -365,22 +355,21 @@ def test_training_with_kernels(train, chosen, data, tmp_path, kind):
 
 
 def test_list_kernels(train, gpu):
-    """A line for each variant, or several: name, device, whether its bits are the same in every run, idea.
-    One of them is the default."""
+    """A line for each variant, or several: name, device, idea. One of them is the default."""
     text = train("--list-kernels").stdout
     assert max(map(len, text.splitlines())) <= 110
     blocks = dict(re.findall(r"^(\w+): (.*(?:\n[ *] .*)*)", text, re.MULTILINE))
     for block in blocks.values():
-        assert re.search(r"^[ *] naive +device +yes +\w", block, re.MULTILINE), block
-        assert re.search(r"^[ *] reference +host +yes +plain loops", block, re.MULTILINE), block
-        (default,) = re.findall(r"^\* \S+ +(\S+) +yes ", block, re.MULTILINE)
+        assert re.search(r"^[ *] naive +device +\w", block, re.MULTILINE), block
+        assert re.search(r"^[ *] reference +host +plain loops", block, re.MULTILINE), block
+        (default,) = re.findall(r"^\* \S+ +(\S.*?) {2,}", block, re.MULTILINE)
         assert (default == "host") != gpu
     one = train("--list-kernels", "attention_backward").stdout
     assert one.split("\n", 2)[2] == f"attention_backward: {blocks['attention_backward']}\n"
     line = one_line(train("--list-kernels", "rmsnorm_forwad", code=2))
     assert "no operation is called rmsnorm_forwad (did you mean rmsnorm_forward?); --list-kernels" in line
     block = " ".join(blocks["attention_backward"].split())
-    assert "flash device yes tiles on" in block
+    assert "flash device tiles on" in block
     assert "takes HD a multiple of 8 up to 128, T and S at most 2^30, scale above 0, heads" in block
 
 

@@ -1,4 +1,4 @@
-"""Training with the reference model (train_llama3.py): AdamW against torch's, whole runs."""
+"""Training with the reference model (train_llama3.py): rounding, runs. AdamW: test_reference_model.py."""
 
 import json
 import math
@@ -35,25 +35,6 @@ def gradients(shapes: list[torch.Size], step: int) -> list[torch.Tensor]:
 
 def whole(weights: list[torch.nn.Parameter]) -> list[Part]:
     return [Part(f"{k}", k, tuple(p.shape), 0, p, slice(None)) for k, p in enumerate(weights)]
-
-
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_adamw_is_torchs(compiled):
-    """Ten steps with a learning rate that changes, which compiled code must not take for a constant."""
-    torch.manual_seed(3)
-    ours = [torch.nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in ((7, 5), (11,))]
-    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
-    groups = [{"params": [p], "weight_decay": 0.1 if p.dim() == 2 else 0.0} for p in theirs]
-    expected = torch.optim.AdamW(groups, betas=(0.9, 0.95))
-    optimizer = ref.AdamW(whole(ours), 0.9, 0.95, 0.1, state_dtype=torch.float64, compiled=compiled)
-    for step in range(1, 11):
-        grads = gradients([p.shape for p in ours], step)
-        for p, g, group in zip(theirs, grads, expected.param_groups, strict=True):
-            p.grad, group["lr"] = g, 0.01 * step
-        expected.step()
-        optimizer.step(grads, 0.01 * step)
-        for a, b in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("hashed", [False, True])

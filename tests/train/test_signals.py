@@ -233,7 +233,8 @@ def test_the_watchdog_ends_a_run_without_progress(start, gpu, data, tmp_path):
     """
     seconds, rows = (0.02, 65536) if gpu else (0.2, 4096)
     slow = {"batch_size": rows, "val_data": "", "watchdog": seconds}
-    done = end(start(*flags(data, tmp_path, **slow)), 75)
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # with which it takes a second
+    done = end(start(*flags(data, tmp_path, **slow), env=one_thread), 75)
     logged = [e["step"] for e in events(tmp_path, "step")]
     assert logged == [1] or (gpu and logged == [1, 2]), done.stdout
     line, *stack = done.stderr.splitlines()
