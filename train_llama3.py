@@ -261,7 +261,7 @@ class Decoder(nn.Module):
     def __init__(self, config: Config, ops: Operations):
         super().__init__()
 
-        def table(rows: int) -> nn.Embedding:  # initialised with all others
+        def table(rows: int) -> nn.Embedding:  # initialized with all others
             return nn.Embedding.from_pretrained(torch.empty(rows, config.hidden_size), freeze=False)
 
         self.embed_tokens = table(config.vocab_size)
@@ -321,7 +321,7 @@ class Llama(nn.Module):
 
 
 def empty_model(config: Config, dtype: torch.dtype, device: str = "cpu", ops: Operations = TORCH) -> Llama:
-    """A model whose weights have no values yet: PyTorch's own initialisation takes minutes at 8B."""
+    """A model whose weights have no values yet: PyTorch's own initialization takes minutes at 8B."""
     with torch.device("meta"):
         return Llama(config, ops).to(dtype).to_empty(device=device)
 
