@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -264,6 +265,25 @@ def test_measured_beside_predicted(isa):
     assert measured_ms(text, "tiled") == 1.7
     with pytest.raises(ValueError, match="expected a row of flash"):
         measured_ms(text, "flash")
+
+
+def test_a_sum_needs_all_of_its_kernels(isa, monkeypatch, tmp_path):
+    """flash's backward pass has two; one alone would be twice as fast."""
+    import timing
+
+    def simulated(broken: str) -> list[str]:
+        def entry(facts: dict, *_) -> SimpleNamespace:
+            if facts["name"].endswith(broken):
+                raise ValueError(broken)
+            return SimpleNamespace(name=facts["name"], facts=facts)
+
+        monkeypatch.setattr(timing, "Entry", entry)
+        return [e.name for e in timing.entries("flash backward <128>", {})]
+
+    monkeypatch.setattr(timing, "OURS", tmp_path)
+    (tmp_path / "attention").mkdir()
+    (tmp_path / "attention/flash_backward.hsaco").touch()
+    assert len(simulated("none")) == 2 and simulated("keys") == []
 
 
 def test_timing_benches(isa):

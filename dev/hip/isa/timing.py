@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -273,9 +272,11 @@ class Entry:
         return waves * (issue + sum(i.cycles for i in self.body if i.kind == "mfma"))
 
 
-def entries(only: str, conflicts: dict[str, dict[str, int]]) -> Iterator[Entry]:
+def entries(only: str, conflicts: dict[str, dict[str, int]]) -> list[Entry]:
+    """Those that can be simulated; of a sum all or none."""
     folder = os.environ.get("LLAMAC_TIMING_OBJECTS")
     families = tomllib.loads(CASES.read_text())["family"]
+    found, lost = [], set()
     for facts in (
         {"family": name} | family | k for name, family in families.items() for k in family["kernels"]
     ):
@@ -286,13 +287,15 @@ def entries(only: str, conflicts: dict[str, dict[str, int]]) -> Iterator[Entry]:
         left_out = "" if path.exists() else f"{path}: absent"
         if not left_out:
             try:
-                yield Entry(facts, path, conflicts)
+                found.append(Entry(facts, path, conflicts))
             except ValueError as error:
                 if facts["family"] != "llamac":
                     raise
                 left_out = f"another compiler's code: {error}"  # with other branches than the table's
         if left_out:
+            lost.add(facts.get("sum", facts["name"]))
             print(f"timing.py: {left_out}: {facts['name']} is left out", file=sys.stderr)
+    return [e for e in found if e.facts.get("sum") not in lost]
 
 
 def errors(found: list[Entry], n: Numbers, clock: Clock) -> dict[str, list[float]]:
@@ -499,7 +502,7 @@ def main() -> int:
     add("--rates", action="store_true", help="print the rows of configs/tables/devices.toml")
     options = parser.parse_args()
     conflicts = json.loads(options.conflicts.read_text()) if options.conflicts else {}
-    found = list(entries(options.only, conflicts))
+    found = entries(options.only, conflicts)
     if not found:
         raise Error(
             "expected code objects in LLAMAC_TIMING_OBJECTS or build/resources, found none: "
