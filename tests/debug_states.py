@@ -1,8 +1,6 @@
 """What the C model computes, tensor by tensor, and its comparison with the reference model."""
 
 import json
-import math
-import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 import train_llama3 as ref
-from llamac.base.tolerance import BACKWARD, FORWARD, Error, beyond, error_of, floor_of
+from llamac.base.tolerance import BACKWARD, FORWARD, Error, error_of, violation_of
 from llamac.training import references
 from llamac.training.options import Options
 
@@ -75,13 +73,11 @@ def statistics_of(name: str, tensors: dict, seed: int | None = None) -> np.ndarr
 def first_difference(ours: dict, torch: dict, truth: dict, dtype: str, series: dict[str, Error]) -> str:
     """The first tensor, in the order of computation, that is outside the tolerance; empty if none is.
     series: PyTorch's errors of the ten steps' numbers, relative to the largest.
-
-    A largest error alone is one draw. If it is outside, the root mean square over all layers must be, too.
     """
-    compared: dict[str, tuple[Error, Error, Error]] = {}  # our error, PyTorch's and the floor
     for name, found in ours.items():
         if name == "loss":  # one number's error is one draw; its rows' errors within the tolerance bound it
             continue
+        backward = name.startswith(("dact.", "grad.", "train."))
         kept_in = (
             "f32"
             if name.startswith(("grad.", "loss", "train.")) or name.endswith(("_rstd", "_mean", "_lse"))
@@ -100,16 +96,7 @@ def first_difference(ours: dict, torch: dict, truth: dict, dtype: str, series: d
             largest = series[name].largest * np.abs(expected).max()
             wide = series[name]
             baseline = Error(max(baseline.relative_l2, wide.relative_l2), max(baseline.largest, largest))
-        compared[name] = error_of(found, expected), baseline, floor_of(expected, kept_in)
-
-    def of_layers(name: str) -> list[Error]:
-        pattern = re.compile(re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(name)))
-        columns = zip(*(errors for other, errors in compared.items() if pattern.fullmatch(other)))
-        largest = [math.hypot(*(e.largest for e in column)) / len(column) ** 0.5 for column in columns]
-        return [replace(own, largest=mean) for own, mean in zip(compared[name], largest)]
-
-    for name, own in compared.items():
-        factor = BACKWARD if name.startswith(("dact.", "grad.", "train.")) else FORWARD
-        if (wrong := beyond(*own, factor)) and beyond(*of_layers(name), factor):
+        factor = BACKWARD if backward else FORWARD
+        if wrong := violation_of(found, baseline, expected, kept_in, factor):
             return f"{name}: {wrong}"
     return ""
