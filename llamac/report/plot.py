@@ -160,7 +160,7 @@ def _steps_of(out: Path) -> list[dict]:
 
 
 def main() -> None:
-    parser = Parser("plot", "Draw the losses of a run.")
+    parser = Parser("plot", "Draw a run: training and validation loss, and the learning rate.")
     parser.add_argument("out", type=Path, nargs="+", metavar="OUT", help="directory of a run")
     parser.path("--to", "file to write (OUT/loss.png)", "PNG")
     options = parser.parse_args()

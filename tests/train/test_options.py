@@ -90,7 +90,7 @@ def test_help_of_80_columns(name, monkeypatch, capsys):
     with suppress(SystemExit):
         main()
     shown = capsys.readouterr().out
-    assert 40 < max(map(len, shown.splitlines())) <= 80, shown
+    assert 60 < max(map(len, shown.splitlines())) <= 80, shown
 
 
 def test_an_error_names_the_command(tmp_path):
