@@ -204,6 +204,7 @@ lint: setup-test
 	cmake --build build/lint --target llamac_commit
 	LLAMAC_BUILD=build/lint dev/lint.sh $(BASE)
 
+# The same rounding on every processor, as tests/conftest.py explains.
 reference: setup-test
 	OMP_NUM_THREADS=1 MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=avx2 $(VENV) train_llama3.py
 
