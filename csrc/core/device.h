@@ -122,6 +122,19 @@ __device__ inline float block_max(float value, float* warps) {
 }
 
 // ---- operands
+// Where the rows [N,C] of a strided operand lie.
+template <class T>
+struct Rows {
+    T* data;
+    int64_t stride;
+
+    __device__ T* at(int64_t n) const { return data + n * stride; }
+};
+template <class T>
+Rows<T> rows(const View<T, 2>& x) {
+    return {x.data, x.stride[0]};
+}
+
 // Where the heads [B,T,NH,HD] of a strided operand lie.
 template <class T>
 struct Heads {

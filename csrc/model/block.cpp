@@ -13,14 +13,21 @@
 namespace llamac {
 namespace {
 
-// heads [B,T,count,HD] out of joined rows [N,QKV], the first of them at head `first`; joint: as one, [B,T,1,count*HD].
-Tensor heads(const Model& m, const Tensor& rows, int64_t first, int64_t count, bool joint = false) {
+// heads [B,T,count,HD] out of joined rows [N,QKV], the first of them at head `first`.
+Tensor heads(const Model& m, const Tensor& rows, int64_t first, int64_t count) {
     const int64_t B = m.activations.tokens.shape[0], T = m.activations.tokens.shape[1], HD = m.config.HD;
     const int64_t row = rows.shape[1];
     Tensor t = make_tensor(static_cast<char*>(rows.data) + first * HD * size_of(rows.dtype), rows.dtype,
-                           {B, T, joint ? 1 : count, joint ? count * HD : HD});
+                           {B, T, count, HD});
     t.stride[0] = T * row;
     t.stride[1] = row;
+    return t;
+}
+// The same as rows [N,count*HD].
+Tensor joint_heads(const Model& m, const Tensor& rows, int64_t first, int64_t count) {
+    const Tensor apart = heads(m, rows, first, count);
+    Tensor t = make_tensor(apart.data, apart.dtype, {apart.shape[0] * apart.shape[1], count * m.config.HD});
+    t.stride[0] = apart.stride[1];
     return t;
 }
 struct Heads {
@@ -67,16 +74,17 @@ double attention_scale(const Model& m) {
     return 1.0 / std::sqrt(static_cast<double>(m.config.HD));
 }
 
-// With QK norm: the queries, or the keys, in a row of qkv and of qk.
+// With QK norm: the queries, and the keys, in a row of qkv and of qk.
 struct NormedHeads {
     int64_t first, count;
     const FlatParam& weight;
     Tensor rstd;
 };
-std::array<NormedHeads, 2> normed_heads(const Model& m, int64_t layer) {
+std::vector<NormedHeads> normed_heads(const Model& m, int64_t layer) {
+    if (!m.config.qk_norm) return {};
     const BlockParameters& p = m.parameters.blocks[layer];
     const BlockActivations& a = m.activations.blocks[layer];
-    return {{{0, m.config.NH, p.q_norm, a.q_rstd}, {m.config.NH, m.config.NKV, p.k_norm, a.k_rstd}}};
+    return {{0, m.config.NH, p.q_norm, a.q_rstd}, {m.config.NH, m.config.NKV, p.k_norm, a.k_rstd}};
 }
 
 // The queries and keys that attention reads: each normalized, if the model has QK norm, and turned by its position's angle.
@@ -86,18 +94,23 @@ void normalize_and_rotate(Model& m, int64_t layer, const CachedRows* cached) {
     const bool decodes = cached && cached->is_decode, in_part = m.config.rotary_size() < m.config.HD;
     const bool turns = m.config.positions == PositionKind::rope && (in_part || !decodes);
     const Tensor cis = !turns ? Tensor{} : cached ? cached->cis : m.activations.cis;
-    const bool joint = m.config.joint_qk_norm;
-    if (m.config.qk_norm)
-        for (const NormedHeads& part : normed_heads(m, layer))
-            qk_norm_rope_forward(m.context,
-                                 {.out = heads(m, qk_rows(m, layer, cached), part.first, part.count, joint),
-                                  .rstd = part.rstd,
-                                  .x = heads(m, a.qkv, part.first, part.count, joint),
-                                  .weight = m.parameters.weight(part.weight),
-                                  .cis = joint ? Tensor{} : cis,
-                                  .eps = m.config.eps});
-    if (turns && (joint || !m.config.qk_norm)) {
-        Tensor x = turned_heads(m, qk_rows(m, layer, cached)), angles = cis;
+    const Tensor& rows = qk_rows(m, layer, cached);
+    for (const NormedHeads& part : normed_heads(m, layer))
+        if (m.config.joint_qk_norm)
+            rmsnorm_forward(m.context, {.out = joint_heads(m, rows, part.first, part.count),
+                                        .rstd = part.rstd,
+                                        .x = joint_heads(m, a.qkv, part.first, part.count),
+                                        .weight = m.parameters.weight(part.weight),
+                                        .eps = m.config.eps});
+        else
+            qk_norm_rope_forward(m.context, {.out = heads(m, rows, part.first, part.count),
+                                             .rstd = part.rstd,
+                                             .x = heads(m, a.qkv, part.first, part.count),
+                                             .weight = m.parameters.weight(part.weight),
+                                             .cis = cis,
+                                             .eps = m.config.eps});
+    if (turns && (m.config.joint_qk_norm || !m.config.qk_norm)) {
+        Tensor x = turned_heads(m, rows), angles = cis;
         if (decodes) {  // the sequences' positions are their own
             std::swap(x.shape[0], x.shape[1]);
             angles = cached->cache->own_cis;
@@ -335,23 +348,31 @@ void quantize_input(Model& m, int64_t layer, const LinearRow& row, const Quantiz
 // The gradients of the linear's queries and keys, from those of attention's, in place.
 void normalize_and_rotate_backward(Model& m, int64_t layer, bool accumulate) {
     const Tensor &dqkv = m.activations.dqkv, &cis = m.activations.cis;
-    const bool joint = m.config.joint_qk_norm;
-    if (m.config.positions == PositionKind::rope && (joint || !m.config.qk_norm)) {
+    if (m.config.positions == PositionKind::rope && (m.config.joint_qk_norm || !m.config.qk_norm)) {
         const Tensor dx = turned_heads(m, dqkv);
         rope_backward(m.context, {.dx = dx, .dout = dx, .cis = cis, .interleaved = false});
     }
-    if (m.config.qk_norm)
-        for (const NormedHeads& part : normed_heads(m, layer)) {
-            const Tensor dx = heads(m, dqkv, part.first, part.count, joint);
-            qk_norm_rope_backward(
-                m.context, {.dx = dx,
-                            .dweight = m.parameters.gradient(part.weight),
-                            .dout = dx,
-                            .x = heads(m, m.activations.blocks[layer].qkv, part.first, part.count, joint),
-                            .weight = m.parameters.weight(part.weight),
-                            .rstd = part.rstd,
-                            .cis = joint ? Tensor{} : cis,
-                            .accumulate = accumulate});
+    const Tensor& qkv = m.activations.blocks[layer].qkv;
+    for (const NormedHeads& part : normed_heads(m, layer))
+        if (m.config.joint_qk_norm) {
+            const Tensor dx = joint_heads(m, dqkv, part.first, part.count);
+            rmsnorm_backward(m.context, {.dx = dx,
+                                         .dweight = m.parameters.gradient(part.weight),
+                                         .dout = dx,
+                                         .x = joint_heads(m, qkv, part.first, part.count),
+                                         .weight = m.parameters.weight(part.weight),
+                                         .rstd = part.rstd,
+                                         .accumulate = accumulate});
+        } else {
+            const Tensor dx = heads(m, dqkv, part.first, part.count);
+            qk_norm_rope_backward(m.context, {.dx = dx,
+                                              .dweight = m.parameters.gradient(part.weight),
+                                              .dout = dx,
+                                              .x = heads(m, qkv, part.first, part.count),
+                                              .weight = m.parameters.weight(part.weight),
+                                              .rstd = part.rstd,
+                                              .cis = cis,
+                                              .accumulate = accumulate});
         }
     if (m.fp8 && m.hook) m.hook("dact." + std::to_string(layer) + ".qkv", dqkv);  // as it is quantized
 }

@@ -440,15 +440,11 @@ __device__ inline float warp_sums(float first, float second) {
     return sum;
 }
 
-// Rows of x and dout that a thread has in LDS or on their way there, this one too. 0: they are loaded into registers.
 template <class T, bool whole>
-constexpr int rows_in_lds = copies_asynchronously && whole && narrow<T> ? 3 : 0;
-template <class T, bool whole>
-constexpr int rows_bytes =
-    rows_in_lds<T, whole> * 2 * layernorm_backward_elements * int{sizeof(T)};  // of a thread
+using LayerNormRowsInLds = RowsInLds<rows_in_lds<T, whole>, layernorm_backward_elements / vector_size<T>>;
 
 // Threads and rows as in rmsnorm_backward_vectorized_kernel. partial[2, gridDim.x, C] gets the block's sums of dweight, then of
-// dbias. Dynamic LDS: rows_bytes per thread, and no less than C floats where blockDim.y > 1. Issued instructions limit the kernel
+// dbias. Dynamic LDS: that of LayerNormRowsInLds, and no less than C floats where blockDim.y > 1. Issued instructions limit the kernel
 // as much as memory does. So a thread's vectors lie a warp's width apart and share an address, and where `ahead`, the next row is
 // loaded into the same registers once this one is unpacked. The bias is read anew for each row.
 template <class T, bool whole, bool has_out>
@@ -481,25 +477,13 @@ __global__ void __launch_bounds__(layernorm_backward_threads)
         const int c = column + v * apart;
         return n < N && c < C ? load_row_part<whole>(rows + n * C, c, C) : otherwise;
     };
-    // This thread's vectors in the first slot: x's, then dout's.
-    char* const own =
-        dynamic_shared_memory() +
-        ((first_warp + warp_index()) * 2 * vectors * warp_size + lane_index()) * int{sizeof(uint4)};
-    const int pitch = static_cast<int>(blockDim.x * blockDim.y) * 2 * vectors * int{sizeof(uint4)};
-    constexpr int vector_pitch = warp_size * int{sizeof(uint4)};
-    const auto copy = [=, dout = dout, x = x](int slot, int64_t n) {
+    LayerNormRowsInLds<T, whole> in_lds(first_warp + warp_index(), static_cast<int>(blockDim.x * blockDim.y));
+    const auto copy = [&, dout = dout, x = x](int ahead, int64_t n) {
         const int64_t from = n * C + column;
-#pragma unroll
-        for (int v = 0; v < vectors; v++) {
-            const bool valid = n < N && column + v * apart < C;
-            char* const to = own + slot * pitch + v * vector_pitch;
-            copy_asynchronously(to, x + from + v * apart, valid);
-            copy_asynchronously(to + vectors * vector_pitch, dout + from + v * apart, valid);
-        }
-        commit_copies();
+        in_lds.copy(ahead, x + from, dout + from, apart,
+                    [&](int v) { return n < N && column + v * apart < C; });
     };
     int64_t n = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-    int slot = 0;
     for (int k = 0; k + 1 < slots; k++) copy(k, n + k * step);
 #pragma unroll
     for (int v = 0; v < vectors; v++) {
@@ -513,17 +497,8 @@ __global__ void __launch_bounds__(layernorm_backward_threads)
     for (int64_t first = int64_t{blockIdx.x} * blockDim.y; first < N; first += step, n += step, buffer ^= 1) {
         float xhat[vectors][size], g[vectors][size], sum_g = 0, sum_gx = 0;
         if constexpr (slots > 0) {
-            // Into the slot of the row before this one: a thread copies and reads its own vectors alone.
-            constexpr int later = slots - 1;
-            copy(slot == 0 ? later : slot - 1, n + later * step);
-            wait_for_copies<later>();
-#pragma unroll
-            for (int v = 0; v < vectors; v++) {
-                const char* const from = own + slot * pitch + v * vector_pitch;
-                own_x[v] = *reinterpret_cast<const uint4*>(from);
-                own_dout[v] = *reinterpret_cast<const uint4*>(from + vectors * vector_pitch);
-            }
-            slot = slot == later ? 0 : slot + 1;
+            copy(slots - 1, n + (slots - 1) * step);
+            in_lds.read(own_x, own_dout);
         }
         if (dresidual)
 #pragma unroll
@@ -575,10 +550,7 @@ __global__ void __launch_bounds__(layernorm_backward_threads)
             store_part<whole>(out + n * C, column + v * apart, C, pack<T>(a));
         }
     }
-    if constexpr (slots > 0) {  // the sums take the rows' place
-        wait_for_copies<0>();
-        __syncthreads();
-    }
+    if constexpr (slots > 0) in_lds.finish();  // the sums take the rows' place
     // partial's row: the sums of the block's rows y, in their order.
     float* const of_rows = reinterpret_cast<float*>(dynamic_shared_memory());
     const auto write_partial = [&](float* to, const float (&own)[vectors][size]) {
@@ -623,7 +595,8 @@ void layernorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<G, 1>
         {dx.data, out.data, dout.data, x.data, weight.data, bias.data, dresidual.data}, C, vector_size<T>);
     const size_t sums_bytes = shape.threads.y > 1 ? static_cast<size_t>(C) * sizeof(float) : 0;
     const size_t lds =
-        std::max(sums_bytes, whole ? size_t{rows_bytes<T, true>} * shape.threads.x * shape.threads.y : 0);
+        std::max(sums_bytes,
+                 whole ? size_t{LayerNormRowsInLds<T, true>::bytes} * shape.threads.x * shape.threads.y : 0);
     float* const partial = static_cast<float*>(context.workspace);
     const auto kernel = whole ? out ? layernorm_backward_vectorized_kernel<T, true, true>
                                     : layernorm_backward_vectorized_kernel<T, true, false>

@@ -19,7 +19,6 @@
 //             channels of its pairs, the same ones in several heads of one position, with all loads in flight before the first is
 //             used: every byte moves once. Backward: a block takes every k-th group of heads and keeps its share of dweight in
 //             registers: one partial row of dweight per block, added by a second kernel in their order.
-// on_chip:    one block per head, for heads too wide for a warp, as OLMo 2's norms of all heads together; else as `vectorized`.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -494,112 +493,6 @@ __global__ void qk_norm_rope_backward_vectorized_kernel_columns(Dependent<G*> dw
     sum_columns(dweight, partial, rows, HD, accumulate);
 }
 
-// ---- on_chip: a head in a block, without RoPE
-
-constexpr int chip_threads = 512, chip_elements = 16;  // at most: of a block, of a head in a thread
-static_assert(chip_threads * chip_elements == 8192, "what the limit says");
-
-struct HeadSums {
-    float warps[2][max_warps];  // two: a head's sums are read while the next one's are written
-};
-
-template <class T>
-__global__ void __launch_bounds__(chip_threads)
-    qk_norm_rope_forward_on_chip_kernel(Dependent<Heads<T>> out_, Dependent<float*> rstd_,
-                                        Dependent<Heads<const T>> x_, Dependent<const T*> weight_,
-                                        unsigned time, unsigned NH, unsigned HD, float eps) {
-    const auto [out, rstd, x, weight] = start_next_and_wait(out_, rstd_, x_, weight_);
-    constexpr int size = vector_size<T>, vectors = chip_elements / size;
-    const unsigned position = blockIdx.x / NH, h = blockIdx.x % NH, b = position / time, t = position % time;
-    uint4 own[vectors];
-    float squares = 0;
-#pragma unroll
-    for (int v = 0; v < vectors; v++)
-        own[v] = load_part<true>(x.at(b, t, h), (v * blockDim.x + threadIdx.x) * size, HD);
-#pragma unroll
-    for (int v = 0; v < vectors; v++) {
-        float a[size];
-        unpack<T>(own[v], a);
-        for (int i = 0; i < size; i++) squares += a[i] * a[i];
-    }
-    const float mean = block_sum(squares, shared_memory<HeadSums>().warps[0]) / static_cast<float>(HD);
-    const float r = 1.0f / sqrtf(mean + eps);
-#pragma unroll
-    for (int v = 0; v < vectors; v++) {
-        const int64_t c = (v * blockDim.x + threadIdx.x) * size;
-        float a[size], w[size];
-        unpack<T>(own[v], a);
-        unpack<T>(load_part<true>(weight, c, HD), w);
-        for (int i = 0; i < size; i++) a[i] *= r * w[i];
-        store_part<true>(out.at(b, t, h), c, HD, pack<T>(a));
-    }
-    if (threadIdx.x == 0) rstd[blockIdx.x] = r;
-}
-
-// A block's heads are blockIdx.x, and on by the grid's blocks, of which there are at most N; partial[gridDim.x, HD] gets its sums
-// of dweight. Where `ahead`, the next head is loaded into the same registers once this one is unpacked.
-template <class T>
-__global__ void __launch_bounds__(chip_threads)
-    qk_norm_rope_backward_on_chip_kernel(Dependent<Heads<T>> dx_, Dependent<float*> partial_,
-                                         Dependent<Heads<const T>> dout_, Dependent<Heads<const T>> x_,
-                                         Dependent<const T*> weight_, Dependent<const float*> rstd_,
-                                         unsigned N, unsigned time, unsigned NH, unsigned HD) {
-    const auto [dx, partial, dout, x, weight, rstd] =
-        start_next_and_wait(dx_, partial_, dout_, x_, weight_, rstd_);
-    constexpr int size = vector_size<T>, vectors = chip_elements / size;
-    HeadSums& shared = shared_memory<HeadSums>();
-    constexpr bool ahead = narrow<T>;  // with four vectors, fewer warps would fit
-    float dweight[vectors][size] = {}, r = 0;
-    uint4 own_x[vectors], own_dout[vectors];
-    const auto load = [&, rstd = rstd, x = x, dout = dout](unsigned n, const Place& p) {
-        r = rstd[n];
-#pragma unroll
-        for (int v = 0; v < vectors; v++) {
-            const int64_t c = (v * blockDim.x + threadIdx.x) * size;
-            own_x[v] = load_part<true>(x.at(p.b, p.t, p.group), c, HD);
-            own_dout[v] = load_part<true>(dout.at(p.b, p.t, p.group), c, HD);
-        }
-    };
-    Place next(blockIdx.x, NH, time);
-    const Place distance(gridDim.x, NH, time);
-    int buffer = 0;
-    if (ahead) load(blockIdx.x, next);
-    for (unsigned n = blockIdx.x; n < N; n += gridDim.x, buffer ^= 1) {
-        const Place p = next;
-        if (!ahead) load(n, p);
-        const float this_r = r;
-        float xhat[vectors][size], g[vectors][size], dot = 0;
-#pragma unroll
-        for (int v = 0; v < vectors; v++) {
-            float w[size];
-            unpack<T>(own_x[v], xhat[v]);
-            unpack<T>(own_dout[v], g[v]);
-            unpack<T>(load_part<true>(weight, (v * blockDim.x + threadIdx.x) * size, HD), w);
-            for (int i = 0; i < size; i++) {
-                xhat[v][i] *= this_r;
-                dweight[v][i] += g[v][i] * xhat[v][i];
-                g[v][i] *= w[i];
-                dot += g[v][i] * xhat[v][i];
-            }
-        }
-        next.advance(distance, NH, time);
-        if (ahead && n + gridDim.x < N) load(n + gridDim.x, next);
-        const float mean = block_sum(dot, shared.warps[buffer]) / static_cast<float>(HD);
-#pragma unroll
-        for (int v = 0; v < vectors; v++) {
-            for (int i = 0; i < size; i++) g[v][i] = this_r * (g[v][i] - xhat[v][i] * mean);
-            store_part<true>(dx.at(p.b, p.t, p.group), (v * blockDim.x + threadIdx.x) * size, HD,
-                             pack<T>(g[v]));
-        }
-    }
-#pragma unroll
-    for (int v = 0; v < vectors; v++)
-        for (int i = 0; i < size; i++) {
-            const int64_t c = (v * blockDim.x + threadIdx.x) * size + i;
-            if (c < HD) partial[int64_t{blockIdx.x} * HD + c] = dweight[v][i];
-        }
-}
-
 constexpr Constraints heads_fit{heads_fit_lanes_words,
                                 [](const Call& call) { return heads_fit_lanes(call, {"weight", "cis"}); }};
 
@@ -646,54 +539,11 @@ void qk_norm_rope_backward_vectorized(View<T, 4> dx, View<G, 1> dweight, View<co
            partial, blocks, HD, accumulate);
 }
 
-constexpr Constraints heads_fit_chip{
-    "no cis; heads of at most 8192 elements and whole vectors of 16 bytes, that begin at multiples of 16 "
-    "bytes; fewer than 2^31 heads",
-    [](const Call& call) {
-        return !call.operand("cis").data && call["HD"] <= chip_threads * chip_elements &&
-               heads_are_whole(call, {"weight"});
-    }};
-// Whole warps for a head.
-int chip_block(int64_t HD) {
-    const int warp = device_properties().warp_size;
-    return static_cast<int>(blocks_for(HD, chip_elements * warp)) * warp;
-}
-int chip_blocks(int64_t N, int64_t HD) {
-    const int64_t resident = int64_t{device_properties().multiprocessors} * (chip_threads / chip_block(HD));
-    return static_cast<int>(std::min(N, resident));
-}
-int64_t chip_workspace(const Call& c) {
-    return int64_t{chip_blocks(c["B"] * c["T"] * c["NH"], c["HD"])} * c["HD"] * 4;
-}
-
-template <class T>
-void qk_norm_rope_forward_on_chip(View<T, 4> out, View<float, 3> rstd, View<const T, 4> x,
-                                  View<const T, 1> weight, View<const float, 3>, double eps,
-                                  LaunchContext context) {
-    const int64_t NH = x.shape[2], HD = x.shape[3], N = x.shape[0] * x.shape[1] * NH;
-    launch(Grid(blocks_for(N, 1), chip_block(HD), context.stream), qk_norm_rope_forward_on_chip_kernel<T>,
-           heads(out), rstd.data, heads(x), weight.data, std::max<int64_t>(x.shape[1], 1), NH, HD, eps);
-}
-
-template <class T, class G>
-void qk_norm_rope_backward_on_chip(View<T, 4> dx, View<G, 1> dweight, View<const T, 4> dout,
-                                   View<const T, 4> x, View<const T, 1> weight, View<const float, 3> rstd,
-                                   View<const float, 3>, bool accumulate, LaunchContext context) {
-    const int64_t NH = x.shape[2], HD = x.shape[3], N = x.shape[0] * x.shape[1] * NH;
-    const int blocks = chip_blocks(N, HD);
-    float* const partial = static_cast<float*>(context.workspace);
-    launch(Grid(blocks, chip_block(HD), context.stream), qk_norm_rope_backward_on_chip_kernel<T>, heads(dx),
-           partial, heads(dout), heads(x), weight.data, rstd.data, N, std::max<int64_t>(x.shape[1], 1), NH,
-           HD);
-    launch(columns_grid(HD, context.stream), qk_norm_rope_backward_vectorized_kernel_columns<G>, dweight.data,
-           partial, blocks, HD, accumulate);
-}
-
 Operation qk_norm_rope_forward(
     "qk_norm_rope_forward<T: f32 bf16 fp16 f64, A: arithmetic(T)>"
     "(out: T[B,T,NH,HD] strided may_share(x), rstd: A[B,T,NH];"
     " x: T[B,T,NH,HD] strided, weight: T[HD], cis?: A[T,HD/2,2]; eps: float {1e-5, 1e-6}) empty(B, T)"
-    " test(B=1, T=65, NH=5, HD=128) test(B=1, T=3, NH=2, HD=2048)"
+    " test(B=1, T=65, NH=5, HD=128)"
     " derivative qk_norm_rope_backward(dx: grad x, dweight: grad weight;"
     " dout: grad out, x, weight, rstd, cis)",
     "RMSNorm of every head, then RoPE where cis is given",
@@ -701,8 +551,6 @@ Operation qk_norm_rope_forward(
      {"vectorized", "neighboring lanes have whole heads, 128-bit accesses",
       instantiations<LLAMAC_KERNELS(qk_norm_rope_forward_vectorized)>(), heads_fit,
       blocks_of(128, forward_threads)},
-     {"on_chip", "one block per head, which stays in registers, 128-bit accesses",
-      instantiations<LLAMAC_KERNELS(qk_norm_rope_forward_on_chip)>(), heads_fit_chip},
      {"naive", "one thread per head", instantiations<LLAMAC_KERNELS(qk_norm_rope_forward_naive)>()},
      {"reference", "plain loops",
       instantiations<LLAMAC_FLOATS(qk_norm_rope_forward_reference),
@@ -713,8 +561,7 @@ Operation qk_norm_rope_backward(
     "qk_norm_rope_backward<T: f32 bf16 fp16 f64, A: arithmetic(T), G: f32 bf16 f64>"
     "(dx: T[B,T,NH,HD] strided may_share(dout), dweight: G[HD] adds_if(accumulate);"
     " dout: T[B,T,NH,HD] strided, x: T[B,T,NH,HD] strided, weight: T[HD], rstd: A[B,T,NH],"
-    " cis?: A[T,HD/2,2]; accumulate: bool) empty(B, T) test(B=1, T=65, NH=5, HD=128) test(B=1, T=17, NH=2, "
-    "HD=2048)",
+    " cis?: A[T,HD/2,2]; accumulate: bool) empty(B, T) test(B=1, T=65, NH=5, HD=128)",
     "gradients of qk_norm_rope_forward",
     {{"cpu", "heads over threads; dweight by blocks of heads",
       instantiations<LLAMAC_FLOATS(qk_norm_rope_backward_cpu, float),
@@ -724,13 +571,6 @@ Operation qk_norm_rope_backward(
       instantiations<LLAMAC_KERNELS(qk_norm_rope_backward_vectorized, float),
                      qk_norm_rope_backward_vectorized<bf16, bf16>>(),
       heads_fit, blocks_of(512, 256, 128), backward_workspace},
-     {"on_chip",
-      "a block takes every k-th head, 128-bit accesses, dweight as one partial row per block",
-      instantiations<LLAMAC_KERNELS(qk_norm_rope_backward_on_chip, float),
-                     qk_norm_rope_backward_on_chip<bf16, bf16>>(),
-      heads_fit_chip,
-      {},
-      chip_workspace},
      {"naive", "one thread per head, one thread per channel for dweight",
       instantiations<LLAMAC_KERNELS(qk_norm_rope_backward_naive, float),
                      qk_norm_rope_backward_naive<bf16, bf16>>()},

@@ -65,8 +65,7 @@ template <class T>
 void residual_rmsnorm_forward_vectorized(View<T, 2> sum, View<T, 2> out, View<float, 1> rstd,
                                          View<const T, 2> x, View<const T, 2> residual,
                                          View<const T, 1> weight, double eps, LaunchContext context) {
-    launch_forward<T, true>(sum.data, out.data, rstd.data, x.data, residual.data, weight.data, x.shape[0],
-                            x.shape[1], static_cast<float>(eps), context);
+    launch_forward<T, true>(sum.data, out, rstd.data, x, residual.data, weight.data, eps, context);
 }
 
 Operation residual_rmsnorm_forward(

@@ -67,8 +67,8 @@ constexpr BlockSizes row_block_sizes = blocks_of(256, 128, 512);
 
 template <class T, int elements, bool whole, bool residual_too>
 __global__ void __launch_bounds__(forward_threads)
-    rmsnorm_forward_vectorized_kernel(Dependent<T*> sum_, Dependent<T*> out_, Dependent<float*> rstd_,
-                                      Dependent<const T*> x_, Dependent<const T*> residual_,
+    rmsnorm_forward_vectorized_kernel(Dependent<T*> sum_, Dependent<Rows<T>> out_, Dependent<float*> rstd_,
+                                      Dependent<Rows<const T>> x_, Dependent<const T*> residual_,
                                       Dependent<const T*> weight_, int64_t C, float eps) {
     const auto [sum, out, rstd, x, residual, weight] =
         start_next_and_wait(sum_, out_, rstd_, x_, residual_, weight_);
@@ -76,13 +76,13 @@ __global__ void __launch_bounds__(forward_threads)
     struct Shared {
         float warps[max_warps];
     };
-    const int64_t row = blockIdx.x * C;
+    const int64_t row = blockIdx.x * C;  // of sum and residual
     uint4 kept[vectors], w[vectors];
     float squares = 0;
 #pragma unroll
     for (int v = 0; v < vectors; v++) {
         const int64_t c = (int64_t{v} * blockDim.x + threadIdx.x) * size;
-        kept[v] = load_part<whole>(x + row, c, C);
+        kept[v] = load_part<whole>(x.at(blockIdx.x), c, C);
         w[v] = load_part<whole>(weight, c, C);
         if constexpr (residual_too) {
             float a[size], b[size];
@@ -108,25 +108,27 @@ __global__ void __launch_bounds__(forward_threads)
         unpack<T>(kept[v], a);
         unpack<T>(w[v], b);
         for (int i = 0; i < size; i++) a[i] = a[i] * r * b[i];
-        store_part<whole>(out + row, c, C, pack<T>(a));
+        store_part<whole>(out.at(blockIdx.x), c, C, pack<T>(a));
     }
     if (threadIdx.x == 0) rstd[blockIdx.x] = r;
 }
 
 template <class T, bool residual_too>
-void launch_forward(T* sum, T* out, float* rstd, const T* x, const T* residual, const T* weight, int64_t N,
-                    int64_t C, float eps, const LaunchContext& context) {
-    using Kernel = void (*)(Dependent<T*>, Dependent<T*>, Dependent<float*>, Dependent<const T*>,
+void launch_forward(T* sum, View<T, 2> out, float* rstd, View<const T, 2> x, const T* residual,
+                    const T* weight, double eps, const LaunchContext& context) {
+    using Kernel = void (*)(Dependent<T*>, Dependent<Rows<T>>, Dependent<float*>, Dependent<Rows<const T>>,
                             Dependent<const T*>, Dependent<const T*>, int64_t, float);
     static constexpr Kernel kernels[2][3] = {{rmsnorm_forward_vectorized_kernel<T, 8, false, residual_too>,
                                               rmsnorm_forward_vectorized_kernel<T, 16, false, residual_too>},
                                              {rmsnorm_forward_vectorized_kernel<T, 8, true, residual_too>,
                                               rmsnorm_forward_vectorized_kernel<T, 16, true, residual_too>,
                                               rmsnorm_forward_vectorized_kernel<T, 32, true, residual_too>}};
-    const bool whole = is_whole({sum, out, x, residual, weight}, C, vector_size<T>);
+    const int64_t N = x.shape[0], C = x.shape[1];
+    const bool whole =
+        is_whole({sum, out.data, x.data, residual, weight}, C | out.stride[0] | x.stride[0], vector_size<T>);
     const int threads = row_threads(C, whole ? max_forward : max_forward / 2, context.threads);
     launch(Grid(blocks_for(N, 1), threads, context.stream), kernels[whole][kernel_index(C, threads)], sum,
-           out, rstd, x, residual, weight, C, eps);
+           rows(out), rstd, rows(x), residual, weight, C, static_cast<float>(eps));
 }
 
 // ---- vectorized, backward: a block takes every k-th row
@@ -153,5 +155,54 @@ inline BackwardShape backward_shape(int64_t N, int64_t C, int wanted, int elemen
     const int64_t blocks = std::min((N + rows - 1) / rows, most);
     return {dim3(static_cast<unsigned>(columns), static_cast<unsigned>(rows)), static_cast<int>(blocks)};
 }
+
+// Rows of x and dout that a thread has in LDS or on their way there, this one too. 0: they are loaded into registers.
+template <class T, bool whole>
+constexpr int rows_in_lds = copies_asynchronously && whole && narrow<T> ? 3 : 0;
+
+// These rows, of which a thread copies and reads its own vectors alone. They take the block's dynamic LDS: `bytes` per thread.
+template <int slots, int vectors>
+struct RowsInLds {
+    static constexpr int bytes = slots * 2 * vectors * int{sizeof(uint4)};
+    static constexpr int vector_pitch = warp_size * int{sizeof(uint4)};
+    const int pitch;
+    char* const own;
+    int slot = 0;  // of the row that is read next
+
+    // warp: the thread's in the block. threads: of the block.
+    __device__ RowsInLds(int warp, int threads)
+        : pitch(threads * 2 * vectors * int{sizeof(uint4)}),
+          own(dynamic_shared_memory() +
+              (warp * 2 * vectors * warp_size + lane_index()) * int{sizeof(uint4)}) {}
+
+    // Starts the copies of a row's vectors, `apart` elements apart, that are there by exists(v): of the row `ahead` rows after the
+    // one that is read next.
+    template <class T, class Exists>
+    __device__ void copy(int ahead, const T* x, const T* dout, int apart, Exists exists) const {
+        char* const to = own + (slot + ahead < slots ? slot + ahead : slot + ahead - slots) * pitch;
+#pragma unroll
+        for (int v = 0; v < vectors; v++) {
+            copy_asynchronously(to + v * vector_pitch, x + v * apart, exists(v));
+            copy_asynchronously(to + (vectors + v) * vector_pitch, dout + v * apart, exists(v));
+        }
+        commit_copies();
+    }
+    // Waits for the next row, while `slots` - 1 later ones may be on their way.
+    __device__ void read(uint4 (&x)[vectors], uint4 (&dout)[vectors]) {
+        wait_for_copies<slots - 1>();
+        const char* const from = own + slot * pitch;
+#pragma unroll
+        for (int v = 0; v < vectors; v++) {
+            x[v] = *reinterpret_cast<const uint4*>(from + v * vector_pitch);
+            dout[v] = *reinterpret_cast<const uint4*>(from + (vectors + v) * vector_pitch);
+        }
+        slot = slot + 1 < slots ? slot + 1 : 0;
+    }
+    // After the last row: the memory is free for all threads of the block.
+    __device__ static void finish() {
+        wait_for_copies<0>();
+        __syncthreads();
+    }
+};
 
 }  // namespace llamac

@@ -9,7 +9,7 @@
 //   dweight[c] = sum_n dout[n,c] * xhat[n,c]
 //   out        = optional: recomputes the forward output, the same bits
 //
-// dx may be dresidual's or dout's memory.
+// out may be x's memory, dx dresidual's or dout's. Rows may lie apart: OLMo 2's norms are of the queries, or the keys, of a row.
 //
 // reference:  plain loops. Sums over a row or a column are double for all types: a serial float sum of some thousand terms loses
 //             more than PyTorch's, which adds in vector lanes.
@@ -17,7 +17,7 @@
 //             that N alone determines, then over the blocks, so that the bits do not depend on the threads.
 // naive:      one thread per row, one thread per column for dweight.
 // vectorized: one block per row, 128-bit accesses, the row stays in registers between the sum and the product: every byte moves
-//             once. Backward: a block takes every k-th row, loads the next while it computes one, and keeps its share of dweight
+//             once. Backward: a block takes every k-th row, loads later ones while it computes one, and keeps its share of dweight
 //             in registers too: one partial row of dweight per block, added by a second kernel in their order.
 //
 // rmsnorm.h has the parts of the forward pass that residual_rmsnorm.hip shares. Measured: docs/benchmarks/nvidia-h200.md.
@@ -99,47 +99,48 @@ void rmsnorm_backward_cpu(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, Vie
 // ---- naive
 
 template <class T>
-__global__ void rmsnorm_forward_naive_kernel(T* out, float* rstd, const T* x, const T* weight, int64_t N,
-                                             int64_t C, float eps) {
+__global__ void rmsnorm_forward_naive_kernel(Rows<T> out, float* rstd, Rows<const T> x, const T* weight,
+                                             int64_t N, int64_t C, float eps) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    if (n < N) rstd[n] = normalize_row_naive(out + n * C, x + n * C, weight, C, eps);
+    if (n < N) rstd[n] = normalize_row_naive(out.at(n), x.at(n), weight, C, eps);
 }
 
 template <class T>
 void rmsnorm_forward_naive(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x, View<const T, 1> weight,
                            double eps, LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1];
-    launch(context.grid(N), rmsnorm_forward_naive_kernel<T>, out.data, rstd.data, x.data, weight.data, N, C,
+    launch(context.grid(N), rmsnorm_forward_naive_kernel<T>, rows(out), rstd.data, rows(x), weight.data, N, C,
            eps);
 }
 
 template <class T>
-__global__ void rmsnorm_backward_naive_kernel(T* dx, T* out, const T* dout, const T* x, const T* weight,
-                                              const float* rstd, const T* dresidual, int64_t N, int64_t C) {
+__global__ void rmsnorm_backward_naive_kernel(Rows<T> dx_, T* out, Rows<const T> dout_, Rows<const T> x_,
+                                              const T* weight, const float* rstd, const T* dresidual,
+                                              int64_t N, int64_t C) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (n >= N) return;
+    const T *dout = dout_.at(n), *x = x_.at(n);
+    T* const dx = dx_.at(n);
     const float r = rstd[n];
     double dot = 0;
     for (int64_t c = 0; c < C; c++)
-        dot += double(float(dout[n * C + c]) * float(weight[c])) * double(float(x[n * C + c]) * r);
+        dot += double(float(dout[c]) * float(weight[c])) * double(float(x[c]) * r);
     const float mean = static_cast<float>(dot / static_cast<double>(C));
     for (int64_t c = 0; c < C; c++) {
-        const int64_t i = n * C + c;
-        const float past = dresidual ? float(dresidual[i]) : 0.0f;
-        dx[i] = T(r * (float(dout[i]) * float(weight[c]) - float(x[i]) * r * mean) + past);
-        if (out) out[i] = T(float(x[i]) * r * float(weight[c]));
+        const float past = dresidual ? float(dresidual[n * C + c]) : 0.0f;
+        dx[c] = T(r * (float(dout[c]) * float(weight[c]) - float(x[c]) * r * mean) + past);
+        if (out) out[n * C + c] = T(float(x[c]) * r * float(weight[c]));
     }
 }
 
 template <class T, class G>
-__global__ void rmsnorm_backward_naive_kernel_columns(G* dweight, const T* dout, const T* x,
+__global__ void rmsnorm_backward_naive_kernel_columns(G* dweight, Rows<const T> dout, Rows<const T> x,
                                                       const float* rstd, int64_t N, int64_t C,
                                                       bool accumulate) {
     const int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (c >= C) return;
     double sum = accumulate ? double(float(dweight[c])) : 0.0;
-    for (int64_t n = 0; n < N; n++)
-        sum += double(float(dout[n * C + c])) * double(float(x[n * C + c]) * rstd[n]);
+    for (int64_t n = 0; n < N; n++) sum += double(float(dout.at(n)[c])) * double(float(x.at(n)[c]) * rstd[n]);
     dweight[c] = G(static_cast<float>(sum));
 }
 
@@ -149,9 +150,9 @@ void rmsnorm_backward_naive(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, V
                             View<const T, 2> dresidual, bool accumulate, LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1];
     // dweight first: dx may take dout's place.
-    launch(context.grid(C), rmsnorm_backward_naive_kernel_columns<T, G>, dweight.data, dout.data, x.data,
+    launch(context.grid(C), rmsnorm_backward_naive_kernel_columns<T, G>, dweight.data, rows(dout), rows(x),
            rstd.data, N, C, accumulate);
-    launch(context.grid(N), rmsnorm_backward_naive_kernel<T>, dx.data, out.data, dout.data, x.data,
+    launch(context.grid(N), rmsnorm_backward_naive_kernel<T>, rows(dx), out.data, rows(dout), rows(x),
            weight.data, rstd.data, dresidual.data, N, C);
 }
 
@@ -160,17 +161,17 @@ void rmsnorm_backward_naive(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, V
 template <class T>
 void rmsnorm_forward_vectorized(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x,
                                 View<const T, 1> weight, double eps, LaunchContext context) {
-    launch_forward<T, false>(nullptr, out.data, rstd.data, x.data, nullptr, weight.data, x.shape[0],
-                             x.shape[1], static_cast<float>(eps), context);
+    launch_forward<T, false>(nullptr, out, rstd.data, x, nullptr, weight.data, eps, context);
 }
 
 // Threads (x: a row's columns, y: rows at a time). A block's rows are blockIdx.x * blockDim.y + threadIdx.y,
-// and on by gridDim.x * blockDim.y; partial[gridDim.x, C] gets its sums of dweight. The next row's loads are
-// under way while this one's sum is made. Dynamic LDS: C floats where blockDim.y > 1.
-template <class T, bool whole>
+// and on by gridDim.x * blockDim.y; partial[gridDim.x, C] gets its sums of dweight. The next rows' loads are
+// under way while this one's sum is made: of `slots` - 1 rows to LDS, or with 0 slots of one to registers. Dynamic LDS: that of
+// RowsInLds, and no less than C floats where blockDim.y > 1.
+template <class T, bool whole, int slots>
 __global__ void __launch_bounds__(backward_threads)
-    rmsnorm_backward_vectorized_kernel(Dependent<T*> dx_, Dependent<float*> partial_, Dependent<T*> out_,
-                                       Dependent<const T*> dout_, Dependent<const T*> x_,
+    rmsnorm_backward_vectorized_kernel(Dependent<Rows<T>> dx_, Dependent<float*> partial_, Dependent<T*> out_,
+                                       Dependent<Rows<const T>> dout_, Dependent<Rows<const T>> x_,
                                        Dependent<const T*> weight_, Dependent<const float*> rstd_,
                                        Dependent<const T*> dresidual_, int64_t N, int C) {
     const auto [dx, partial, out, dout, x, weight, rstd, dresidual] =
@@ -186,30 +187,42 @@ __global__ void __launch_bounds__(backward_threads)
     int column[vectors];
     uint4 w[vectors], next_x[vectors], next_dout[vectors];
     float dweight[vectors][size] = {};
-    const auto load = [N, C](const T* rows, int64_t n, int c) {
-        return n < N ? load_part<whole>(rows + n * C, c, C) : make_uint4(0, 0, 0, 0);
+    const auto load = [N, C](const Rows<const T>& rows, int64_t n, int c) {
+        return n < N ? load_part<whole>(rows.at(n), c, C) : make_uint4(0, 0, 0, 0);
+    };
+    RowsInLds<slots, vectors> in_lds(first_warp + warp_index(), static_cast<int>(blockDim.x * blockDim.y));
+    const int first_column = static_cast<int>(threadIdx.x) * size;
+    const int apart = static_cast<int>(blockDim.x) * size;
+    const auto copy = [&, x = x, dout = dout](int ahead, int64_t n) {
+        in_lds.copy(ahead, x.at(n) + first_column, dout.at(n) + first_column, apart,
+                    [&](int v) { return n < N && first_column + v * apart < C; });
     };
     int64_t n = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
 #pragma unroll
     for (int v = 0; v < vectors; v++) {
-        column[v] = static_cast<int>(v * blockDim.x + threadIdx.x) * size;
+        column[v] = first_column + v * apart;
         w[v] = load_part<whole>(weight, column[v], C);
-        next_x[v] = load(x, n, column[v]);
-        next_dout[v] = load(dout, n, column[v]);
+        if (slots == 0) next_x[v] = load(x, n, column[v]);
+        if (slots == 0) next_dout[v] = load(dout, n, column[v]);
     }
+    for (int k = 0; k + 1 < slots; k++) copy(k, n + k * step);
     float next_r = n < N ? rstd[n] : 0.0f;
     int buffer = 0;
     for (int64_t first = int64_t{blockIdx.x} * blockDim.y; first < N; first += step, n += step, buffer ^= 1) {
         const float r = next_r;
         uint4 this_x[vectors], this_dout[vectors], past[vectors];
         float dot = 0;
+        if constexpr (slots > 0) {
+            copy(slots - 1, n + (slots - 1) * step);
+            in_lds.read(next_x, next_dout);
+        }
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
             this_x[v] = next_x[v];
             this_dout[v] = next_dout[v];
-            past[v] = dresidual ? load(dresidual, n, column[v]) : make_uint4(0, 0, 0, 0);
-            next_x[v] = load(x, n + step, column[v]);
-            next_dout[v] = load(dout, n + step, column[v]);
+            past[v] = dresidual ? load({dresidual, C}, n, column[v]) : make_uint4(0, 0, 0, 0);
+            if (slots == 0) next_x[v] = load(x, n + step, column[v]);
+            if (slots == 0) next_dout[v] = load(dout, n + step, column[v]);
         }
         next_r = n + step < N ? rstd[n + step] : 0.0f;
 #pragma unroll
@@ -241,9 +254,10 @@ __global__ void __launch_bounds__(backward_threads)
             unpack<T>(w[v], b);
             unpack<T>(past[v], p);
             for (int i = 0; i < size; i++) a[i] = r * (d[i] * b[i] - a[i] * r * mean) + p[i];
-            store_part<whole>(dx + n * C, column[v], C, pack<T>(a));
+            store_part<whole>(dx.at(n), column[v], C, pack<T>(a));
         }
     }
+    if constexpr (slots > 0) in_lds.finish();  // the sums take the rows' place
     float* sums = reinterpret_cast<float*>(dynamic_shared_memory());
     for (unsigned y = 0; y < blockDim.y; y++) {
 #pragma unroll
@@ -276,13 +290,20 @@ void rmsnorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<T, 2> o
                                  View<const T, 2> dresidual, bool accumulate, LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1];
     const BackwardShape shape = backward_shape(N, C, context.threads);
-    const bool whole =
-        is_whole({dx.data, out.data, dout.data, x.data, weight.data, dresidual.data}, C, vector_size<T>);
+    const bool whole = is_whole({dx.data, out.data, dout.data, x.data, weight.data, dresidual.data},
+                                C | dx.stride[0] | dout.stride[0] | x.stride[0], vector_size<T>);
+    constexpr int slots = rows_in_lds<T, true>;
+    const bool in_lds = whole && !dresidual;  // whose loads keep the memory busy without more rows ahead
     const size_t sums_bytes = shape.threads.y > 1 ? static_cast<size_t>(C) * 4 : 0;
+    const size_t rows_bytes = in_lds ? size_t{RowsInLds<slots, max_backward / vector_size<T>>::bytes} *
+                                           shape.threads.x * shape.threads.y
+                                     : 0;
     float* partial = static_cast<float*>(context.workspace);
-    launch(Grid(shape.blocks, shape.threads, context.stream, sums_bytes),
-           whole ? rmsnorm_backward_vectorized_kernel<T, true> : rmsnorm_backward_vectorized_kernel<T, false>,
-           dx.data, partial, out.data, dout.data, x.data, weight.data, rstd.data, dresidual.data, N,
+    launch(Grid(shape.blocks, shape.threads, context.stream, std::max(sums_bytes, rows_bytes)),
+           in_lds  ? rmsnorm_backward_vectorized_kernel<T, true, slots>
+           : whole ? rmsnorm_backward_vectorized_kernel<T, true, 0>
+                   : rmsnorm_backward_vectorized_kernel<T, false, 0>,
+           rows(dx), partial, out.data, rows(dout), rows(x), weight.data, rstd.data, dresidual.data, N,
            static_cast<int>(C));
     launch(columns_grid(C, context.stream), rmsnorm_backward_vectorized_kernel_columns<G>, dweight.data,
            partial, shape.blocks, C, accumulate);
@@ -290,7 +311,7 @@ void rmsnorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<T, 2> o
 
 Operation rmsnorm_forward(
     "rmsnorm_forward<T: f32 bf16 fp16 f64, A: arithmetic(T)>"
-    "(out: T[N,C], rstd: A[N]; x: T[N,C], weight: T[C]; eps: float {1e-5, 1e-6})"
+    "(out: T[N,C] strided may_share(x), rstd: A[N]; x: T[N,C] strided, weight: T[C]; eps: float {1e-5, 1e-6})"
     " rows(N) empty(N) test(N=3, C=2048) test(N=2, C=8192) test(N=2, C=16384)"
     " derivative rmsnorm_backward(dx: grad x, dweight: grad weight; dout: grad out, x, weight, rstd)",
     "out = x / rms(x) * weight",
@@ -305,8 +326,9 @@ Operation rmsnorm_forward(
 
 Operation rmsnorm_backward(
     "rmsnorm_backward<T: f32 bf16 fp16 f64, A: arithmetic(T), G: f32 bf16 f64>"
-    "(dx: T[N,C] may_share(dresidual, dout), dweight: G[C] adds_if(accumulate), out?: T[N,C];"
-    " dout: T[N,C], x: T[N,C], weight: T[C], rstd: A[N], dresidual?: T[N,C]; accumulate: bool)"
+    "(dx: T[N,C] strided may_share(dresidual, dout), dweight: G[C] adds_if(accumulate), out?: T[N,C];"
+    " dout: T[N,C] strided, x: T[N,C] strided, weight: T[C], rstd: A[N], dresidual?: T[N,C]; accumulate: "
+    "bool)"
     " rows(N) empty(N) test(N=9, C=4096)",
     "gradients of rmsnorm_forward, and of residual_rmsnorm_forward with the sum as x",
     {{"cpu", "rows over threads; dweight by blocks of rows",

@@ -56,11 +56,12 @@ inline bool has_few_heads(const Call& call) {
 constexpr const char* heads_fit_lanes_words =
     "heads of 32 bytes to 16 a lane of the warp, a power of two, that begin at multiples of 16 bytes; "
     "fewer than 2^31 heads";
-// Whether the operands that are strided and those of these names are whole vectors.
-inline bool heads_are_whole(const Call& call, std::initializer_list<const char*> vectors) {
+// Whether the operands that are strided and those of these names are whole vectors, and a head is a power of two of lanes of a
+// warp, at least two.
+inline bool heads_fit_lanes(const Call& call, std::initializer_list<const char*> vectors) {
     const int size = static_cast<int>(16 / size_of(call.tensor[0].dtype));
-    const int64_t HD = call["HD"];
-    bool whole = true;
+    const int64_t HD = call["HD"], lanes = HD / size;
+    bool whole = has_few_heads(call);
     for (const char* name : vectors) whole &= is_whole({call.operand(name).data}, HD, size);
     for (size_t i = 0; i < call.op->operands.size(); i++) {
         if (!call.op->operands[i].strided) continue;
@@ -68,13 +69,7 @@ inline bool heads_are_whole(const Call& call, std::initializer_list<const char*>
         whole &= is_whole({heads.data}, HD, size);
         for (int d = 0; d < 3; d++) whole &= heads.stride[d] % size == 0;
     }
-    return has_few_heads(call) && whole;
-}
-// And a head is a power of two of lanes of a warp, at least two.
-inline bool heads_fit_lanes(const Call& call, std::initializer_list<const char*> vectors) {
-    const int64_t lanes = call["HD"] * static_cast<int64_t>(size_of(call.tensor[0].dtype)) / 16;
-    return heads_are_whole(call, vectors) && lanes >= 2 && (lanes & (lanes - 1)) == 0 &&
-           lanes <= device_properties().warp_size;
+    return whole && lanes >= 2 && (lanes & (lanes - 1)) == 0 && lanes <= device_properties().warp_size;
 }
 
 }  // namespace llamac

@@ -29,11 +29,10 @@ DType type_of(const Operation& op, const Operand& o, const at::Tensor& t) {
     fail(op.name, ": ", o.name, " is ", c10::toString(t.scalar_type()), ", expected ", dtype_names(is_any));
 }
 
-// The distance of rows that several dimensions number, where it is one; of one number for all rows it is 0.
-std::optional<int64_t> distance_of_rows(const at::Tensor& t) {
-    if (t.is_contiguous()) return 1;
+// The distance of rows that the first dimensions number, all but `columns`, where it is one; of one row for all it is 0.
+std::optional<int64_t> distance_of_rows(const at::Tensor& t, int64_t columns) {
     int64_t distance = 0, rows = 1;
-    for (int64_t d = t.dim() - 1; d >= 0; d--) {
+    for (int64_t d = t.dim() - columns - 1; d >= 0; d--) {
         if (t.size(d) == 1) continue;
         if (rows == 1) distance = t.stride(d);
         if (t.stride(d) != rows * distance) return std::nullopt;
@@ -45,11 +44,10 @@ std::optional<int64_t> distance_of_rows(const at::Tensor& t) {
 // Contiguous where the description wants it, copied if necessary. An output cannot be a copy: run() refuses it.
 void arrange(const Operand& o, at::Tensor& t) {
     if (o.output || t.is_contiguous()) return;
-    const bool in_rows = t.dim() <= 1 || t.size(-1) <= 1 || t.stride(-1) == 1;
-    const bool as_described = o.shape.size() == 1
-                                  ? distance_of_rows(t).has_value()
-                                  : in_rows && t.dim() == static_cast<int64_t>(o.shape.size());
-    if (!o.strided || !as_described) t = t.contiguous();
+    const auto rank = static_cast<int64_t>(o.shape.size());
+    const bool in_rows = rank == 1 || t.dim() <= 1 || t.size(-1) <= 1 || t.stride(-1) == 1;
+    const bool as_described = t.dim() == rank || (rank <= 2 && distance_of_rows(t, rank - 1).has_value());
+    if (!o.strided || !in_rows || !as_described) t = t.contiguous();
 }
 
 // With as many dimensions as are described: the leading ones become the first, its rows.
@@ -62,15 +60,16 @@ void set_shape(const Operation& op, const Operand& o, const at::Tensor& t, Tenso
         std::copy(strides.begin(), strides.end(), r.stride);
         return;
     }
-    const bool rows_alone = o.strided && !o.output && rank == 1;
-    if (!rows_alone && !t.is_contiguous()) fail(op.name, ": ", o.name, " must be contiguous");
-    int64_t rest = rows_alone ? distance_of_rows(t).value() : 1;
+    const bool apart = !t.is_contiguous();
+    if (apart && (!o.strided || o.output)) fail(op.name, ": ", o.name, " must be contiguous");
+    int64_t rest = 1;
     const int64_t* const columns = sizes.end() - (rank - 1);
     for (size_t d = rank - 1; d > 0; d--) {
         r.shape[d] = columns[d - 1], r.stride[d] = rest;
         rest *= r.shape[d];
     }
-    r.shape[0] = c10::multiply_integers(sizes.begin(), columns), r.stride[0] = rest;
+    r.shape[0] = c10::multiply_integers(sizes.begin(), columns);
+    r.stride[0] = apart ? distance_of_rows(t, static_cast<int64_t>(rank) - 1).value() : rest;
 }
 
 // Whether the tensor holds int64s, of which the lower halves are seen.

@@ -166,9 +166,11 @@ def qk_norm_rope(x: Tensor, weight: Tensor, eps: float = 1e-6, cis: Tensor | Non
     x [B, T, NH, HD], any strides but the last dimension's; weight [HD]; cis as for rope, None: no rotation ->
     [B, T, NH, HD].
     """
+    if cis is None:
+        return rmsnorm(x, weight, eps)
     if _autocasting(x):
         x, weight = _widest(x, weight)
-    return _qk_norm_rope_forward(x, weight, None if cis is None else cis[: x.shape[1]], eps)[0]
+    return _qk_norm_rope_forward(x, weight, cis[: x.shape[1]], eps)[0]
 
 
 def repeat_kv(x: Tensor, heads: int) -> Tensor:

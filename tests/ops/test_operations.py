@@ -191,8 +191,6 @@ def test_every_operation_has_a_case():
 @pytest.mark.parametrize("operation, variant, types", variants())
 def test_operation(operation, variant, types):
     op, case = OPERATIONS[operation], CASES[operation]
-    if operation.startswith("qk_norm_rope") and variant == "on_chip":
-        case = replace(case, absent=("cis",))  # it takes none
     if operation.startswith("adamw") and "bf16" in (
         t for o, t in zip(op["operands"], types) if o["name"] in ("m", "v")
     ):
