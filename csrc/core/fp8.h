@@ -63,22 +63,16 @@ struct fp8 {
     }
     __host__ __device__ operator float() const {
         const uint32_t code = bits & 0x7fu, exponent = code >> mantissa_bits;
-        union {
+        union Word {
             uint32_t u;
             float f;
-        } v;
-        if (fnuz ? bits == nan_bits : code > largest_bits) {
-            const bool infinite = !fnuz && mantissa_bits == 2 && code == 0x7cu;
-            v.u = infinite ? 0x7f800000u : 0x7fc00000u;
-        } else if (exponent == 0) {
-            union {
-                uint32_t u;
-                float f;
-            } step{static_cast<uint32_t>(127 + smallest_exponent - mantissa_bits) << 23};
-            v.f = static_cast<float>(code) * step.f;
-        } else {
-            v.u = (code << (23 - mantissa_bits)) + (static_cast<uint32_t>(127 - bias) << 23);
-        }
+        } v{(code << (23 - mantissa_bits)) + (static_cast<uint32_t>(127 - bias) << 23)};
+        // A number of the lowest binade lacks the leading 1 that v has. Selected, as threads would diverge at branches.
+        const Word smallest_normal{static_cast<uint32_t>(127 + smallest_exponent) << 23},
+            one_up{v.u + (uint32_t{1} << 23)};
+        v.f = exponent == 0 ? one_up.f - smallest_normal.f : v.f;
+        const bool infinite = !fnuz && mantissa_bits == 2 && code == 0x7cu;
+        if (fnuz ? bits == nan_bits : code > largest_bits) v.u = infinite ? 0x7f800000u : 0x7fc00000u;
         v.u |= static_cast<uint32_t>(fnuz && bits == nan_bits ? 0 : bits & 0x80u) << 24;
         return v.f;
     }

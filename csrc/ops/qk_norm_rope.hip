@@ -493,8 +493,24 @@ __global__ void qk_norm_rope_backward_vectorized_kernel_columns(Dependent<G*> dw
     sum_columns(dweight, partial, rows, HD, accumulate);
 }
 
-constexpr Constraints heads_fit{heads_fit_lanes_words,
-                                [](const Call& call) { return heads_fit_lanes(call, {"weight", "cis"}); }};
+// Whether the operands that are strided, weight and cis are whole vectors, and a head is a power of two of lanes of a warp, at
+// least two.
+bool heads_fit_lanes(const Call& call) {
+    const int size = static_cast<int>(16 / size_of(call.tensor[0].dtype));
+    const int64_t HD = call["HD"], lanes = HD / size;
+    bool whole =
+        has_few_heads(call) && is_whole({call.operand("weight").data, call.operand("cis").data}, HD, size);
+    for (size_t i = 0; i < call.op->operands.size(); i++) {
+        if (!call.op->operands[i].strided) continue;
+        const Tensor& heads = call.tensor[i];
+        whole &= is_whole({heads.data}, heads.stride[0] | heads.stride[1] | heads.stride[2], size);
+    }
+    return whole && lanes >= 2 && (lanes & (lanes - 1)) == 0 && lanes <= device_properties().warp_size;
+}
+constexpr Constraints heads_fit{
+    "heads of 32 bytes to 16 a lane of the warp, a power of two, that begin at multiples of 16 bytes; "
+    "fewer than 2^31 heads",
+    heads_fit_lanes};
 
 template <class T>
 void qk_norm_rope_forward_vectorized(View<T, 4> out, View<float, 3> rstd, View<const T, 4> x,

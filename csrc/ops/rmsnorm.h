@@ -158,7 +158,7 @@ inline BackwardShape backward_shape(int64_t N, int64_t C, int wanted, int elemen
 
 // Rows of x and dout that a thread has in LDS or on their way there, this one too. 0: they are loaded into registers.
 template <class T, bool whole>
-constexpr int rows_in_lds = copies_asynchronously && whole && narrow<T> ? 3 : 0;
+constexpr int rows_in_lds = copies_asynchronously && whole && narrow<T> ? 2 : 0;
 
 // These rows, of which a thread copies and reads its own vectors alone. They take the block's dynamic LDS: `bytes` per thread.
 template <int slots, int vectors>

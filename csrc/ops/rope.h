@@ -1,5 +1,5 @@
 // The rotation as rope.hip, rope_quantize.hip and qk_norm_rope.hip compute it, with the same bits: the reference, a head on the
-// host, a channel in a kernel, and the limit of kernels whose lanes share a head. rope.hip has the mathematics.
+// host, and a channel in a kernel. rope.hip has the mathematics.
 #pragma once
 #include "core/device.h"
 #include "core/operation.h"
@@ -52,24 +52,6 @@ __device__ inline float rotated(float own, float other, float c, float s) {
 
 inline bool has_few_heads(const Call& call) {
     return call["B"] * call["T"] < (int64_t{1} << 31) / call["NH"];
-}
-constexpr const char* heads_fit_lanes_words =
-    "heads of 32 bytes to 16 a lane of the warp, a power of two, that begin at multiples of 16 bytes; "
-    "fewer than 2^31 heads";
-// Whether the operands that are strided and those of these names are whole vectors, and a head is a power of two of lanes of a
-// warp, at least two.
-inline bool heads_fit_lanes(const Call& call, std::initializer_list<const char*> vectors) {
-    const int size = static_cast<int>(16 / size_of(call.tensor[0].dtype));
-    const int64_t HD = call["HD"], lanes = HD / size;
-    bool whole = has_few_heads(call);
-    for (const char* name : vectors) whole &= is_whole({call.operand(name).data}, HD, size);
-    for (size_t i = 0; i < call.op->operands.size(); i++) {
-        if (!call.op->operands[i].strided) continue;
-        const Tensor& heads = call.tensor[i];
-        whole &= is_whole({heads.data}, HD, size);
-        for (int d = 0; d < 3; d++) whole &= heads.stride[d] % size == 0;
-    }
-    return whole && lanes >= 2 && (lanes & (lanes - 1)) == 0 && lanes <= device_properties().warp_size;
 }
 
 }  // namespace llamac

@@ -10,8 +10,6 @@
 // naive:      one thread per pair.
 // vectorized: 128-bit accesses: a thread has the same channels in four heads of one position, with all loads in flight before
 //             the first is used, the cosines and sines once for the four.
-// shuffle:    as vectorized, but neighboring lanes read a head from end to end, whole cache lines also if half a head is
-//             shorter than one; the halves of a pair meet by shuffle.
 //
 // Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
@@ -174,79 +172,7 @@ void rope_vectorized(View<T, 4> out, View<const T, 4> x, View<const float, 3> ci
            direction);
 }
 
-// ---- shuffle: whole heads side by side in a warp
-
-// As vectorized, but neighboring lanes read one head from end to end, so that every access is of whole cache
-// lines also where half a head is shorter than one. Half split, the two lanes that hold a pair's channels
-// exchange them by shuffle. lanes = HD / size, a power of two that divides the warp.
-template <class T, bool interleaved>
-__global__ void __launch_bounds__(block_threads)
-    rope_shuffle_kernel(Dependent<Heads<T>> out_, Dependent<Heads<const T>> x_, Dependent<const float*> cis_,
-                        unsigned positions, unsigned time, unsigned NH, unsigned lanes, unsigned groups,
-                        float direction) {
-    const auto [out, x, cis] = wait(out_, x_, cis_);
-    constexpr int size = vector_size<T>, heads = heads_per_thread<true>;
-    const unsigned lane = threadIdx.x & (lanes - 1),
-                   place = blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes;
-    const unsigned position = place / groups, group = place % groups, b = position / time,
-                   t = position % time;
-    const bool inside = position < positions, second = lane >= lanes / 2;
-    uint4 own[heads];
-#pragma unroll
-    for (int k = 0; k < heads; k++) {
-        const unsigned h = group + k * groups;
-        own[k] = inside && h < NH ? load128(x.at(b, t, h) + lane * size) : make_uint4(0, 0, 0, 0);
-    }
-    // (cos, sin) of the vector's `size` channels (half split), or of its size / 2 pairs.
-    constexpr int turns = interleaved ? size : 2 * size;
-    float turn[turns];
-#pragma unroll
-    for (int i = 0; i < turns; i += 4) {
-        const unsigned from = interleaved ? lane * size : 2 * (lane & (lanes / 2 - 1)) * size;
-        float four[4] = {};
-        if (inside) unpack<float>(load128(cis + int64_t{t} * lanes * size + from + i), four);
-        for (int j = 0; j < 4; j++) turn[i + j] = four[j];
-    }
-#pragma unroll
-    for (int k = 0; k < heads; k++) {
-        const unsigned h = group + k * groups;
-        float p[size];
-        unpack<T>(own[k], p);
-        if constexpr (interleaved) {
-            for (int i = 0; i < size; i += 2) {
-                const float x0 = p[i], x1 = p[i + 1], c = turn[i], s = direction * turn[i + 1];
-                p[i] = rotated(x0, x1, c, -s);
-                p[i + 1] = rotated(x1, x0, c, s);
-            }
-        } else {
-            const int partner = static_cast<int>(lanes / 2);
-            const uint4 theirs = make_uint4(__shfl_xor(own[k].x, partner), __shfl_xor(own[k].y, partner),
-                                            __shfl_xor(own[k].z, partner), __shfl_xor(own[k].w, partner));
-            const float side = second ? direction : -direction;
-            float q[size];
-            unpack<T>(theirs, q);
-            for (int i = 0; i < size; i++) p[i] = rotated(p[i], q[i], turn[2 * i], side * turn[2 * i + 1]);
-        }
-        if (inside && h < NH) store128(out.at(b, t, h) + lane * size, pack<T>(p));
-    }
-}
-
 constexpr Constraints few_heads{"fewer than 2^31 heads", has_few_heads};
-
-constexpr Constraints heads_fit{heads_fit_lanes_words,
-                                [](const Call& call) { return heads_fit_lanes(call, {"cis"}); }};
-
-template <class T, int direction>
-void rope_shuffle(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved,
-                  LaunchContext context) {
-    const int64_t positions = x.shape[0] * x.shape[1], NH = x.shape[2];
-    const unsigned lanes = static_cast<unsigned>(x.shape[3] / vector_size<T>);
-    const unsigned places = static_cast<unsigned>(context.threads) / lanes;
-    const unsigned groups = blocks_for(NH, heads_per_thread<true>);
-    launch(Grid(blocks_for(positions * groups, places), context.threads, context.stream),
-           interleaved ? rope_shuffle_kernel<T, true> : rope_shuffle_kernel<T, false>, heads(out), heads(x),
-           cis.data, positions, x.shape[1], NH, lanes, groups, direction);
-}
 
 constexpr BlockSizes block_sizes = blocks_of(256, 128, block_threads);
 
@@ -261,8 +187,6 @@ Operation rope_forward(
     " derivative rope_backward(dx: grad x; dout: grad out, cis; interleaved)",
     "turns every pair of a head's channels by its position's angle",
     {{"cpu", "positions over threads", instantiations<LLAMAC_FLOATS(rope_cpu, 1)>()},
-     {"shuffle", "neighboring lanes read whole heads, halves meet by shuffle, 128-bit accesses",
-      instantiations<LLAMAC_KERNELS(rope_shuffle, 1)>(), heads_fit, block_sizes},
      {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses",
       instantiations<LLAMAC_KERNELS(rope_vectorized, 1)>(), few_heads, block_sizes},
      {"naive", "one thread per pair", instantiations<LLAMAC_KERNELS(rope_naive, 1)>()},
@@ -276,8 +200,6 @@ Operation rope_backward(
     " interleaved: bool) empty(B, T)",
     "turns the gradient of rope_forward back",
     {{"cpu", "positions over threads", instantiations<LLAMAC_FLOATS(rope_cpu, -1)>()},
-     {"shuffle", "neighboring lanes read whole heads, halves meet by shuffle, 128-bit accesses",
-      instantiations<LLAMAC_KERNELS(rope_shuffle, -1)>(), heads_fit, block_sizes},
      {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses",
       instantiations<LLAMAC_KERNELS(rope_vectorized, -1)>(), few_heads, block_sizes},
      {"naive", "one thread per pair", instantiations<LLAMAC_KERNELS(rope_naive, -1)>()},

@@ -9,6 +9,9 @@
 // cpu:        rows over threads, vector lanes over columns.
 // naive:      one thread per element.
 // vectorized: 128-bit stores of neighboring threads side by side; a thread has four of them in flight.
+#include <algorithm>
+#include <bit>
+
 #include "core/device.h"
 #include "core/operation.h"
 #include "core/simd.h"
@@ -74,42 +77,41 @@ struct Vector {
     } of;
 
     __device__ void load(const G* row, int64_t c, int64_t C) {
-        if (whole && c < C)
-            of = *reinterpret_cast<const Elements*>(row + c);
-        else
-            for (int i = 0; i < size; i++) of.x[i] = c + i < C ? row[c + i] : G(0.0f);
+        if (whole && c < C) of = *reinterpret_cast<const Elements*>(row + c);
+        if (!whole || c >= C)
+            for (int i = 0; i < size; i++) of.x[i] = !whole && c + i < C ? row[c + i] : G(0.0f);
     }
 };
 
-// A thread's vectors lie a block apart. across: vectors per row.
+// Threads (x: a row's vectors, y: rows). Blocks: chunks of a row, then rows. A thread's vectors lie blockDim.x apart.
 template <class T, class G, bool whole>
 __global__ void __launch_bounds__(block_threads)
-    scale_rows_vectorized_kernel(Dependent<T*> out_, Dependent<const G*> x_,
-                                 Dependent<const float*> row_scale_, int64_t K, int64_t C, int64_t out_stride,
-                                 int64_t x_stride, unsigned across, float scale, bool accumulate) {
+    scale_rows_vectorized_kernel(Dependent<Rows<T>> out_, Dependent<Rows<const G>> x_,
+                                 Dependent<const float*> row_scale_, int64_t K, int64_t C, unsigned chunks,
+                                 float scale, bool accumulate) {
     const auto [out, x, row_scale] = wait(out_, x_, row_scale_);
     constexpr int size = vector_size<T>;
-    const unsigned first = blockIdx.x * blockDim.x * vectors_per_thread + threadIdx.x;
+    const int64_t k = int64_t{blockIdx.x / chunks} * blockDim.y + threadIdx.y;
+    if (k >= K) return;
+    const unsigned first = blockIdx.x % chunks * blockDim.x * vectors_per_thread + threadIdx.x;
+    const auto column = [=](int v) { return int64_t{first + v * blockDim.x} * size; };
     Vector<whole, G, size> loaded[vectors_per_thread];
-    float factor[vectors_per_thread];
+    uint4 before[vectors_per_thread];
 #pragma unroll
     for (int v = 0; v < vectors_per_thread; v++) {
-        const unsigned place = first + v * blockDim.x;
-        const int64_t k = place / across, c = int64_t{place % across} * size;
-        loaded[v].load(x + k * x_stride, c, k < K ? C : 0);
-        factor[v] = row_scale && k < K ? scale * row_scale[k] : scale;
+        loaded[v].load(x.at(k), column(v), C);
+        before[v] = accumulate ? load_part<whole>(out.at(k), column(v), C) : make_uint4(0, 0, 0, 0);
     }
+    const float factor = row_scale ? scale * row_scale[k] : scale;
 #pragma unroll
     for (int v = 0; v < vectors_per_thread; v++) {
-        const unsigned place = first + v * blockDim.x;
-        const int64_t k = place / across, c = int64_t{place % across} * size, end = k < K ? C : 0;
-        float sums[size] = {};
-        if (accumulate) unpack<T>(load_part<whole>(out + k * out_stride, c, end), sums);
+        float sums[size];
+        unpack<T>(before[v], sums);
         for (int i = 0; i < size; i++) {
-            const float value = factor[v] * float(loaded[v].of.x[i]);
+            const float value = factor * float(loaded[v].of.x[i]);
             sums[i] = accumulate ? sums[i] + value : value;
         }
-        store_part<whole>(out + k * out_stride, c, end, pack<T>(sums));
+        store_part<whole>(out.at(k), column(v), C, pack<T>(sums));
     }
 }
 
@@ -119,12 +121,14 @@ void scale_rows_vectorized(View<T, 2> out, View<const G, 2> x, View<const float,
     constexpr int size = vector_size<T>;
     const int64_t K = x.shape[0], C = x.shape[1];
     const bool whole = is_whole({out.data, x.data}, C | out.stride[0] | x.stride[0], size);
-    const unsigned across = blocks_for(C, size);
-    launch(Grid(blocks_for(K * across, int64_t{context.threads} * vectors_per_thread), context.threads,
-                context.stream),
+    const unsigned across = blocks_for(C, size), most = static_cast<unsigned>(context.threads);
+    // No more of a row's vectors than there are, and a warp's side by side.
+    const unsigned wanted = std::max(std::min(across, 32U), blocks_for(across, vectors_per_thread));
+    const unsigned columns = std::min(std::bit_ceil(wanted), most);
+    const unsigned chunks = blocks_for(across, int64_t{columns} * vectors_per_thread);
+    launch(Grid(dim3(chunks * blocks_for(K, most / columns)), dim3(columns, most / columns), context.stream),
            whole ? scale_rows_vectorized_kernel<T, G, true> : scale_rows_vectorized_kernel<T, G, false>,
-           out.data, x.data, row_scale.data, K, C, out.stride[0], x.stride[0], across,
-           static_cast<float>(scale), accumulate);
+           rows(out), rows(x), row_scale.data, K, C, chunks, static_cast<float>(scale), accumulate);
 }
 
 constexpr Constraints few_vectors{"fewer than 2^31 vectors of 4 elements", [](const Call& c) {

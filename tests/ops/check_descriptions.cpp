@@ -238,15 +238,16 @@ std::string names_of(const std::string& choice) {
 // As --kernel takes them; `optimized` is what runs by default, in its order.
 TEST(check_kernel_choices) {
     const bool host = computing_context().backend == Backend::host;
-    check(names_of("rope_forward=vectorized,naive") == "vectorized,naive", "a list");
-    check(names_of("rope_forward=optimized") == (host ? "cpu,reference" : "shuffle,vectorized,naive"));
-    check(names_of("rope_forward=naive,optimized") ==
-          (host ? "naive,cpu,reference" : "naive,shuffle,vectorized"));
+    check(names_of("cross_entropy=vectorized,naive") == "vectorized,naive", "a list");
+    check(names_of("cross_entropy=optimized") == (host ? "cpu,reference" : "on_chip,vectorized,naive"));
+    check(names_of("cross_entropy=naive,optimized") ==
+          (host ? "naive,cpu,reference" : "naive,on_chip,vectorized"));
     refused("magic",
-            {"rope_forward: no variant magic, expected one of optimized, cpu, shuffle, vectorized, naive, "
+            {"cross_entropy: no variant magic, expected one of optimized, cpu, on_chip, vectorized, naive, "
              "reference"},
-            [] { KernelChoices({"rope_forward=magic"}); });
-    refused("empty", {"rope_forward: no variant , expected"}, [] { KernelChoices({"rope_forward=naive,"}); });
+            [] { KernelChoices({"cross_entropy=magic"}); });
+    refused("empty", {"cross_entropy: no variant , expected"},
+            [] { KernelChoices({"cross_entropy=naive,"}); });
 }
 
 }  // namespace
