@@ -8,7 +8,7 @@ import math
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from functools import lru_cache, partial
 from itertools import combinations, product
 
