@@ -1,5 +1,5 @@
 // The forward passes of RMSNorm with and without a residual, for rmsnorm.hip and residual_rmsnorm.hip, and how threads share
-// rows, which layernorm.hip has in common with them. rmsnorm.hip has the mathematics and the idea of each variant.
+// rows and load them ahead, which layernorm.hip has in common with them. rmsnorm.hip has the mathematics and the idea of each variant.
 #pragma once
 #include <algorithm>
 #include <cmath>
