@@ -68,7 +68,7 @@ inline std::vector<ActivationRow<BlockActivations>> block_activations(const Conf
     const Tensor rows = shaped(t, {N, c.C}), stream = shaped(t, {n, c.C}),
                  one_per_row = shaped(DType::f32, {n});
     const bool has_means = c.norm == NormKind::layer, outputs = c.output_norm;
-    const auto per_head = [&](int64_t heads) {
+    const auto rstd_of = [&](int64_t heads) {
         return c.joint_qk_norm ? shaped(DType::f32, {N}) : shaped(DType::f32, {B, T, heads});
     };
     return {{outputs ? "attention_input" : "input_norm", &A::input_norm, rows},
@@ -76,8 +76,8 @@ inline std::vector<ActivationRow<BlockActivations>> block_activations(const Conf
             {"input_mean", &A::input_mean, one_per_row, has_means},
             {"qkv", &A::qkv, shaped(t, {N, c.qkv_size()})},
             {"", &A::qk, shaped(t, {N, c.q_size() + c.kv_size()}), c.qk_norm},
-            {"", &A::q_rstd, per_head(c.NH), c.qk_norm},
-            {"", &A::k_rstd, per_head(c.NKV), c.qk_norm},
+            {"", &A::q_rstd, rstd_of(c.NH), c.qk_norm},
+            {"", &A::k_rstd, rstd_of(c.NKV), c.qk_norm},
             {"attention", &A::attention, shaped(t, {N, c.q_size()})},
             {"attention_lse", &A::lse, shaped(DType::f32, {B, c.NH, T})},
             {"attention_out", &A::attention_out, rows, outputs},

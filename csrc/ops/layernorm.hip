@@ -444,9 +444,9 @@ template <class T, bool whole>
 using LayerNormRowsInLds = RowsInLds<rows_in_lds<T, whole>, layernorm_backward_elements / vector_size<T>>;
 
 // Threads and rows as in rmsnorm_backward_vectorized_kernel. partial[2, gridDim.x, C] gets the block's sums of dweight, then of
-// dbias. Dynamic LDS: that of LayerNormRowsInLds, and no less than C floats where blockDim.y > 1. Issued instructions limit the kernel
-// as much as memory does. So a thread's vectors lie a warp's width apart and share an address, and where `ahead`, the next row is
-// loaded into the same registers once this one is unpacked. The bias is read anew for each row.
+// dbias. Dynamic LDS: that of LayerNormRowsInLds, and no less than C floats where blockDim.y > 1. Issued instructions limit the
+// kernel as much as memory does. So a thread's vectors lie a warp's width apart and share an address, and where `ahead`, the
+// next row is loaded into the same registers once this one is unpacked. The bias is read anew for each row.
 template <class T, bool whole, bool has_out>
 __global__ void __launch_bounds__(layernorm_backward_threads)
     layernorm_backward_vectorized_kernel(Dependent<T*> dx_, Dependent<float*> partial_, Dependent<T*> out_,

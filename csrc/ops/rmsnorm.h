@@ -1,5 +1,5 @@
 // The forward passes of RMSNorm with and without a residual, for rmsnorm.hip and residual_rmsnorm.hip, and how threads share
-// rows and load them ahead, which layernorm.hip has in common with them. rmsnorm.hip has the mathematics and the idea of each variant.
+// rows and load them ahead, which layernorm.hip has in common with them. rmsnorm.hip has the mathematics and each variant's idea.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -156,7 +156,8 @@ inline BackwardShape backward_shape(int64_t N, int64_t C, int wanted, int elemen
     return {dim3(static_cast<unsigned>(columns), static_cast<unsigned>(rows)), static_cast<int>(blocks)};
 }
 
-// Rows of x and dout that a thread has in LDS or on their way there, this one too. 0: they are loaded into registers.
+// Rows of x and dout that a thread has in LDS or on their way there, this one too: more take LDS from other blocks. 0: they are
+// loaded into registers.
 template <class T, bool whole>
 constexpr int rows_in_lds = copies_asynchronously && whole && narrow<T> ? 2 : 0;
 

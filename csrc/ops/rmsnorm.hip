@@ -329,7 +329,7 @@ Operation rmsnorm_backward(
     "(dx: T[N,C] strided may_share(dresidual, dout), dweight: G[C] adds_if(accumulate), out?: T[N,C];"
     " dout: T[N,C] strided, x: T[N,C] strided, weight: T[C], rstd: A[N], dresidual?: T[N,C]; accumulate: "
     "bool)"
-    " rows(N) empty(N) test(N=9, C=4096)",
+    " rows(N) empty(N) test(N=9, C=4096) test(N=301, C=64) test(N=302, C=64)",
     "gradients of rmsnorm_forward, and of residual_rmsnorm_forward with the sum as x",
     {{"cpu", "rows over threads; dweight by blocks of rows",
       instantiations<LLAMAC_FLOATS(rmsnorm_backward_cpu, float), rmsnorm_backward_cpu<bf16, bf16>>()},

@@ -77,9 +77,12 @@ struct Vector {
     } of;
 
     __device__ void load(const G* row, int64_t c, int64_t C) {
-        if (whole && c < C) of = *reinterpret_cast<const Elements*>(row + c);
-        if (!whole || c >= C)
-            for (int i = 0; i < size; i++) of.x[i] = !whole && c + i < C ? row[c + i] : G(0.0f);
+        if constexpr (whole) {
+            of = {};
+            if (c < C) of = *reinterpret_cast<const Elements*>(row + c);
+        } else {
+            for (int i = 0; i < size; i++) of.x[i] = c + i < C ? row[c + i] : G(0.0f);
+        }
     }
 };
 
